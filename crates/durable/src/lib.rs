@@ -1,0 +1,1 @@
+//! Crash-safe files and the node store

@@ -1,0 +1,1 @@
+//! OCI images: references, registries, layouts, unpacking, ext4

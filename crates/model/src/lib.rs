@@ -1,0 +1,13 @@
+//! Ids, units and phases: the nouns every other crate shares.
+//!
+//! Text, JSON and disk bytes become these types once, at the edge; inside, signatures need no comments.
+
+#![forbid(unsafe_code)]
+
+mod id;
+mod machine;
+mod units;
+
+pub use id::{ParseIdError, SandboxId, TemplateId};
+pub use machine::{MachineShape, Phase};
+pub use units::Bytes;

@@ -1,0 +1,1 @@
+//! Network slots: netns, veth, tap, and connections into them

@@ -1,0 +1,1 @@
+//! Sandbox life cycle: one driver task a sandbox, admission table, staged start

@@ -1,0 +1,1 @@
+//! Data plane: routes requests to ports inside sandboxes

@@ -1,0 +1,1 @@
+//! Node server: HTTP API, wiring, configuration

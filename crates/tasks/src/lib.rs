@@ -1,0 +1,1 @@
+//! Task scopes and the reaper

@@ -1,0 +1,1 @@
+//! Templates: builds from images, records, rootfs files

@@ -1,0 +1,54 @@
+//! What a machine is made of.
+
+use std::path::PathBuf;
+
+use aenv_model::{Bytes, MachineShape};
+
+/// Everything a VMM needs to start a machine. Paths are absolute; the files exist.
+#[derive(Debug, Clone)]
+pub struct MachineSpec {
+    /// Unique among live machines; appears in the VMM's command line so that a sweep can recognise it.
+    pub name: String,
+    /// vCPUs and memory.
+    pub shape: MachineShape,
+    /// Guest kernel (a bzImage or an ELF `vmlinux`, as the driver prefers).
+    pub kernel: PathBuf,
+    /// Initial file system: modules and guest agent.
+    pub initramfs: PathBuf,
+    /// Kernel command line from the layers above (boot parameters for the agent); the driver adds its own console
+    /// and clock arguments.
+    pub cmdline: String,
+    /// Block devices in order: `vda`, `vdb`, …
+    pub disks: Vec<DiskSpec>,
+    /// Network devices in order: `eth0`, …
+    pub nics: Vec<NicSpec>,
+    /// The network namespace the VMM process runs in, as a path that `setns` opens (`/run/…`).
+    pub netns: Option<PathBuf>,
+    /// Private directory of this machine: sockets, memory file, serial log. Exists and is empty; its owner removes it
+    /// after the machine ended.
+    pub work_dir: PathBuf,
+    /// The serial console's log (oldest output is dropped beyond `serial_log_limit`).
+    pub serial_log: PathBuf,
+    /// Most bytes the serial log may occupy.
+    pub serial_log_limit: Bytes,
+    /// The image guest memory is a private mapping of. `None`: an empty sparse image, made by the driver in `work_dir`.
+    pub memory_image: Option<PathBuf>,
+}
+
+/// One virtio block device.
+#[derive(Debug, Clone)]
+pub struct DiskSpec {
+    /// A raw image file or a block device node.
+    pub path: PathBuf,
+    /// The guest cannot write.
+    pub read_only: bool,
+}
+
+/// One virtio network device on an existing tap of the machine's network namespace.
+#[derive(Debug, Clone)]
+pub struct NicSpec {
+    /// The tap's name inside the namespace.
+    pub tap: String,
+    /// The guest side's hardware address.
+    pub mac: [u8; 6],
+}

@@ -1,0 +1,1 @@
+//! QEMU microvm driver: KVM or TCG
