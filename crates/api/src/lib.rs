@@ -1,1 +1,45 @@
-//! Control-plane wire types and client
+//! What crosses the wire between a control-plane client and the node server: one module per resource, the shapes of
+//! E2B's public API plus our own, and a client for them.
+//!
+//! Types are plain serde structs. Keys that official clients require are always written; optional ones are left out
+//! when there is nothing to say. Unknown keys are tolerated, as newer SDKs add some. Nothing here decides: defaults that
+//! differ between two forms of a call, and refusals of what is not supported, are the server's.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod error;
+mod list;
+mod network;
+mod page;
+mod sandbox;
+mod template;
+
+pub use client::{Client, ClientError, Page};
+pub use error::ApiErrorBody;
+pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
+pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
+pub use page::{Cursor, Order, ParseCursorError, paginate};
+pub use sandbox::{
+    AttachedDrive, AutoResume, ConnectRequest, DriveSource, Lifecycle, ListedSandbox, NewColdSandbox, NewSandbox,
+    OnTimeout, RefreshRequest, Sandbox, SandboxDetail, SandboxState, TimeoutRequest, VolumeMount,
+};
+pub use template::{
+    AliasAnswer, BuildLogEntry, BuildReason, BuildState, BuildStatus, BuildStatusQuery, ImageRegistry, LogLevel,
+    Template, TemplateBuild, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated, TemplateStep, TemplateWithBuilds,
+};
+
+/// Header that carries the platform's API key.
+pub const API_KEY_HEADER: &str = "x-api-key";
+
+/// Response header of a list that has more pages: the value for the next request's `nextToken`.
+pub const NEXT_TOKEN_HEADER: &str = "x-next-token";
+
+/// Reads an explicit `null` as the default, which is how SDKs write "not given".
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + serde::Deserialize<'de>,
+{
+    Ok(<Option<T> as serde::Deserialize>::deserialize(deserializer)?.unwrap_or_default())
+}
