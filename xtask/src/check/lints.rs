@@ -1,0 +1,55 @@
+//! Habits that a compiler cannot ask of a crate that has not opted in: workspace lints, and `unsafe` in few places.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::arrows::Crate;
+
+/// Crates that need `unsafe`, and for what. Everything else forbids it.
+const UNSAFE: &[(&str, &str)] = &[];
+
+/// One sentence for each crate that lacks a habit.
+pub(super) fn problems(crates: &[Crate]) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for Crate { name, manifest, roots, .. } in crates {
+        let text = fs::read_to_string(manifest).with_context(|| format!("read {}", manifest.display()))?;
+        if !opts_in(&text).with_context(|| format!("parse {}", manifest.display()))? {
+            problems.push(format!("{name} does not take the workspace's lints: add `[lints] workspace = true`"));
+        }
+        if UNSAFE.iter().any(|(allowed, _)| allowed == name) {
+            continue;
+        }
+        for root in roots {
+            if !forbids_unsafe(root)? {
+                problems.push(format!("{} lacks `#![forbid(unsafe_code)]`", root.display()));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+fn opts_in(manifest: &str) -> Result<bool> {
+    let manifest: toml::Table = manifest.parse()?;
+    let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
+    Ok(lints.and_then(toml::Value::as_bool).unwrap_or(false))
+}
+
+fn forbids_unsafe(root: &Path) -> Result<bool> {
+    let text = fs::read_to_string(root).with_context(|| format!("read {}", root.display()))?;
+    Ok(text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_of_the_lint_table_count() -> Result<()> {
+        assert!(opts_in("[lints]\nworkspace = true\n")?);
+        assert!(opts_in("lints.workspace = true\n")?);
+        assert!(!opts_in("[package]\nname = \"x\"\n")?);
+        Ok(())
+    }
+}

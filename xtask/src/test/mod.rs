@@ -1,0 +1,95 @@
+//! `test`: everything that CI runs, on a machine that may have nothing yet.
+//!
+//! A step that fails does not keep the others from running: one run tells all there is to repair. The last line is the
+//! sum of it all.
+
+pub(crate) mod tally;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::artifacts::Profile;
+use crate::sh::{Run, say};
+use crate::{check, e2e, sdk, setup};
+use tally::Tally;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only what needs neither root nor a virtual machine.
+    #[arg(long)]
+    unit: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut steps = Steps::default();
+    steps.add("crate arrows", || Ok(Tally::of_step(told(check::structure()))));
+    steps.add("format", || Ok(Tally::of_step(told(check::format()))));
+    if !args.unit {
+        setup::machine()?;
+    }
+    steps.add("clippy", || Ok(Tally::of_step(told(check::clippy()))));
+    steps.add("unit and property tests", unit);
+    if !args.unit {
+        match setup::everything(Profile::Dev) {
+            Ok((artifacts, image)) => {
+                steps.add("end-to-end tests", || e2e::suite(&artifacts, &image, None));
+                steps.add("SDK suites", || sdk::suites(&artifacts, &image));
+            }
+            Err(error) => steps.add("preparing the end-to-end tests", || Err(error)),
+        }
+    }
+    steps.finish()
+}
+
+fn unit() -> Result<Tally> {
+    let cargo = Run::cargo()
+        .args(["test", "--quiet", "--workspace", "--exclude", "aenv-e2e", "--no-fail-fast", "--", "--show-output"])
+        .env("PATH", setup::tool_path()?);
+    tally::of_cargo_test(cargo)
+}
+
+/// Whether a check went well; if not, what it said is printed.
+fn told(outcome: Result<()>) -> bool {
+    outcome.inspect_err(|error| eprintln!("{error:#}")).is_ok()
+}
+
+/// What ran, how it went and how long it took.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Tally, Duration)>);
+
+impl Steps {
+    fn add(&mut self, name: &'static str, step: impl FnOnce() -> Result<Tally>) {
+        say(name);
+        let start = Instant::now();
+        let tally = step().unwrap_or_else(|error| {
+            eprintln!("{error:#}");
+            Tally::of_step(false)
+        });
+        self.0.push((name, tally, start.elapsed()));
+    }
+
+    /// Prints the sum; its line is the last one, and an error if anything failed.
+    fn finish(self) -> Result<()> {
+        let mut sum = Tally::default();
+        println!();
+        for (name, tally, took) in &self.0 {
+            println!("{:<32}{:>6.0} s   {tally}", name, took.as_secs_f64());
+            sum += *tally;
+        }
+        if sum.failed > 0 {
+            let failed: Vec<&str> =
+                self.0.iter().filter(|(_, tally, _)| tally.failed > 0).map(|(name, ..)| *name).collect();
+            println!("failed: {}", failed.join(", "));
+        }
+        println!("{sum}");
+        if sum.failed > 0 {
+            // The line above is the last word; the exit code says the rest.
+            std::process::exit(1);
+        }
+        if sum.passed == 0 {
+            bail!("no test ran");
+        }
+        Ok(())
+    }
+}
