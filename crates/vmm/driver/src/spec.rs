@@ -7,7 +7,7 @@ use aenv_model::{Bytes, MachineShape};
 /// Everything a VMM needs to start a machine. Paths are absolute; the files exist.
 #[derive(Debug, Clone)]
 pub struct MachineSpec {
-    /// Unique among live machines; appears in the VMM's command line so that a sweep can recognise it.
+    /// Unique among live machines; appears in the VMM's command line and environment so that a sweep can recognise it.
     pub name: String,
     /// vCPUs and memory.
     pub shape: MachineShape,

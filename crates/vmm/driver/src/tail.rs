@@ -1,0 +1,43 @@
+//! The last words of a process.
+
+use std::collections::VecDeque;
+
+/// Keeps the newest bytes of a stream.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    bytes: VecDeque<u8>,
+    limit: usize,
+}
+
+impl Tail {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { bytes: VecDeque::new(), limit }
+    }
+
+    pub(crate) fn push(&mut self, new: &[u8]) {
+        let new = &new[new.len().saturating_sub(self.limit)..];
+        let excess = (self.bytes.len() + new.len()).saturating_sub(self.limit);
+        self.bytes.drain(..excess);
+        self.bytes.extend(new);
+    }
+
+    /// As text, without surrounding white space.
+    pub(crate) fn text(&self) -> String {
+        let (front, back) = self.bytes.as_slices();
+        String::from_utf8_lossy(&[front, back].concat()).trim().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_newest_bytes_are_kept() {
+        let mut tail = Tail::new(4);
+        for piece in [&b"abc"[..], b"def", b"", b"0123456789\n"] {
+            tail.push(piece);
+        }
+        assert_eq!(tail.text(), "789");
+    }
+}
