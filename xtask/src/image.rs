@@ -22,6 +22,10 @@ const SECURITY_MIRROR: &str = "http://deb.debian.org/debian-security";
 /// On top of Debian's required packages and apt.
 const PACKAGES: &[&str] = &["ca-certificates", "curl", "procps", "python3", "sudo"];
 
+/// Merges `/usr` before the first package comes, so that `usrmerge`, which would do it afterwards and brings all of perl
+/// along, is not wanted.
+const MERGED_USR: &str = "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr";
+
 /// Kept out of the image: nobody reads documentation in a sandbox. Licences stay.
 const TRIM: &[&str] = &[
     "path-exclude=/usr/share/doc/*",
@@ -87,7 +91,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
 
 /// Where this recipe's image is kept, by the digest of all that makes it what it is.
 fn folder() -> Result<PathBuf> {
-    let recipe = format!("{SUITE}\n{PACKAGES:?}\n{TRIM:?}\n{HOOKS:?}\n{}\n", config("")).into_bytes();
+    let recipe = format!("{SUITE}\n{PACKAGES:?}\n{TRIM:?}\n{HOOKS:?}\n{MERGED_USR}\n{}\n", config("")).into_bytes();
     let scratch = tempfile::NamedTempFile::new().context("make a temporary file")?;
     fs::write(scratch.path(), recipe).context("write the recipe down")?;
     Ok(paths::kept().join("images").join(format!("debian-{SUITE}-{}", &sha256(scratch.path())?[..16])))
@@ -96,7 +100,7 @@ fn folder() -> Result<PathBuf> {
 fn bootstrap(tar: &Path) -> Result<()> {
     let (mirror, security) = mirrors();
     let mut run = Run::as_root("mmdebstrap")
-        .args(["--quiet", "--variant=minbase", "--components=main", "--format=tar"])
+        .args(["--quiet", "--variant=minbase", "--components=main", "--format=tar", MERGED_USR])
         .arg(format!("--include={}", PACKAGES.join(",")))
         .args(TRIM.iter().map(|rule| format!("--dpkgopt={rule}")));
     run = run.arg("--aptopt=Apt::Install-Recommends \"false\"").arg("--aptopt=Acquire::Retries \"3\"");
@@ -106,7 +110,8 @@ fn bootstrap(tar: &Path) -> Result<()> {
         .arg(format!("deb {mirror} {SUITE} main"))
         .arg(format!("deb {mirror} {SUITE}-updates main"))
         .arg(format!("deb {security} {SUITE}-security main"))
-        .run()
+        .quiet()
+        .run_hushed()
 }
 
 /// The Debian mirrors that this machine's apt uses, else the public ones: what works for apt works for us.

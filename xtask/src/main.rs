@@ -19,7 +19,8 @@ mod setup;
 mod sh;
 mod test;
 
-use anyhow::Result;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -49,15 +50,23 @@ enum Command {
     Image(image::Args),
 }
 
-fn main() -> Result<()> {
-    match Args::parse().command {
-        Command::Setup(args) => setup::run(&args),
-        Command::Check(args) => check::run(&args),
+fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
+    let outcome = match Args::parse().command {
+        Command::Setup(args) => setup::run(&args).map(done),
+        Command::Check(args) => check::run(&args).map(done),
         Command::Test(args) => test::run(&args),
-        Command::E2e(args) => e2e::run(&args),
-        Command::Sdk(args) => sdk::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Demo(args) => demo::run(&args),
-        Command::Image(args) => image::run(&args),
+        Command::E2e(args) => e2e::run(&args).map(done),
+        Command::Sdk(args) => sdk::run(&args).map(done),
+        Command::Bench(args) => bench::run(&args).map(done),
+        Command::Demo(args) => demo::run(&args).map(done),
+        Command::Image(args) => image::run(&args).map(done),
+    };
+    match outcome {
+        Ok(ended) => ended,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

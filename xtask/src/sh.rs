@@ -86,6 +86,17 @@ impl Run {
         Ok(())
     }
 
+    /// Like [`Run::run`] for programs that talk too much: what they say is shown only if they fail.
+    pub(crate) fn run_hushed(mut self) -> Result<()> {
+        self.echo();
+        let output = self.command.stdin(Stdio::null()).output().with_context(|| format!("start `{self}`"))?;
+        if !output.status.success() {
+            eprint!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            bail!("`{self}` ended with {}", output.status);
+        }
+        Ok(())
+    }
+
     /// Whether it runs to success; output goes to ours.
     pub(crate) fn succeeds(mut self) -> bool {
         self.echo();
