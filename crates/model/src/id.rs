@@ -63,10 +63,22 @@ id!(
     "sandbox"
 );
 id!(
-    /// A template, and the build that made it: one id for both.
+    /// A template: a name's identity through all its builds.
     TemplateId,
     "template"
 );
+id!(
+    /// One build of a template.
+    BuildId,
+    "build"
+);
+
+impl From<TemplateId> for BuildId {
+    /// A template's first build has the template's own id, so that clients that know only one id find both.
+    fn from(template: TemplateId) -> Self {
+        Self(template.0)
+    }
+}
 
 #[cfg(test)]
 mod tests {

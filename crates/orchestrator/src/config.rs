@@ -1,0 +1,77 @@
+//! Settings of this crate, beside their reader.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+/// `[orchestrator]`: lives and their limits.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct OrchestratorConfig {
+    /// Life of a sandbox whose creator names none.
+    #[serde(rename = "default_sandbox_timeout_secs", deserialize_with = "secs")]
+    pub default_timeout: Duration,
+    /// Guests that boot at the same time; further creates queue. An emulated boot takes a whole core, so more than a
+    /// few per core only makes all of them late. 0: twice the host's CPUs.
+    pub max_concurrent_starts: usize,
+    /// Expired sandboxes that are stopped at the same time: one slow stop delays nobody, many do not flood the host.
+    pub max_concurrent_expiries: usize,
+    /// Longest wait for a slot, and for a disk, each.
+    #[serde(rename = "resource_timeout_secs", deserialize_with = "secs")]
+    pub resource_timeout: Duration,
+}
+
+impl Default for OrchestratorConfig {
+    fn default() -> Self {
+        Self {
+            default_timeout: Duration::from_secs(300),
+            max_concurrent_starts: 0,
+            max_concurrent_expiries: 8,
+            resource_timeout: Duration::from_secs(120),
+        }
+    }
+}
+
+impl OrchestratorConfig {
+    /// `max_concurrent_starts` with its default worked out.
+    #[must_use]
+    pub fn start_permits(&self) -> usize {
+        match self.max_concurrent_starts {
+            0 => 2 * std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+}
+
+/// `[envd]`: how the guest agent is waited for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EnvdConfig {
+    /// Version reported to SDKs; they gate features on it.
+    pub version: String,
+    /// Longest wait from the machine's start to an initialised agent. An emulated boot on a busy host needs tens of
+    /// seconds.
+    #[serde(rename = "init_timeout_secs", deserialize_with = "secs")]
+    pub init_timeout: Duration,
+    /// Pause between two readiness probes.
+    #[serde(rename = "poll_ms", deserialize_with = "millis")]
+    pub poll: Duration,
+}
+
+impl Default for EnvdConfig {
+    fn default() -> Self {
+        Self {
+            version: aenv_guest_proto::ENVD_VERSION.to_owned(),
+            init_timeout: Duration::from_secs(60),
+            poll: Duration::from_millis(10),
+        }
+    }
+}
+
+fn secs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    u64::deserialize(deserializer).map(Duration::from_secs)
+}
+
+fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    u64::deserialize(deserializer).map(Duration::from_millis)
+}

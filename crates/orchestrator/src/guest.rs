@@ -1,0 +1,88 @@
+//! The node's own conversation with a guest agent: is it up, and what it has to know.
+
+use std::io;
+use std::time::Duration;
+
+use aenv_guest_proto::{ENVD_PORT, InitRequest};
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+
+use crate::seams::GuestDialer;
+
+/// One probe's patience. Connections and answers of a live guest take far less even when it is emulated; a lost first
+/// packet must not cost more than this.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Most bytes of an error text that are kept.
+const ERROR_LIMIT: usize = 4096;
+
+/// What the agent can answer that is no success.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GuestError {
+    /// No connection, or it broke.
+    #[error("guest agent: {0}")]
+    Connection(#[from] io::Error),
+    /// The HTTP exchange failed.
+    #[error("guest agent: {0}")]
+    Http(#[from] hyper::Error),
+    /// It answered, and not with success.
+    #[error("guest agent answered {method} {path} with {status}: {text}")]
+    Status { method: Method, path: &'static str, status: StatusCode, text: String },
+    /// No answer in time.
+    #[error("guest agent did not answer within {0:?}")]
+    Timeout(Duration),
+}
+
+/// True once the agent serves requests.
+pub(crate) async fn is_healthy(dialer: &dyn GuestDialer) -> bool {
+    matches!(tokio::time::timeout(PROBE, send(dialer, Method::GET, "/health", None, Bytes::new())).await, Ok(Ok(())))
+}
+
+/// `POST /init`.
+pub(crate) async fn init(dialer: &dyn GuestDialer, request: &InitRequest, within: Duration) -> Result<(), GuestError> {
+    let body = serde_json::to_vec(request).map_err(io::Error::other)?;
+    let token = request.access_token.as_deref();
+    tokio::time::timeout(within, send(dialer, Method::POST, "/init", token, body.into()))
+        .await
+        .map_err(|_| GuestError::Timeout(within))?
+}
+
+/// One request on a connection of its own: a connection to a guest is never reused across its stops.
+async fn send(
+    dialer: &dyn GuestDialer,
+    method: Method,
+    path: &'static str,
+    token: Option<&str>,
+    body: Bytes,
+) -> Result<(), GuestError> {
+    let stream = dialer.dial(ENVD_PORT).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let mut request = Request::builder()
+        .method(method.clone())
+        .uri(path)
+        .header(header::HOST, "guest")
+        .header(header::CONTENT_TYPE, "application/json");
+    if let Some(token) = token {
+        request = request.header("x-access-token", token);
+    }
+    let request = request.body(Full::new(body)).map_err(io::Error::other)?;
+    let exchange = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        let text = match Limited::new(response.into_body(), ERROR_LIMIT).collect().await {
+            Ok(body) => String::from_utf8_lossy(&body.to_bytes()).trim().to_owned(),
+            Err(_) => String::new(),
+        };
+        Err(GuestError::Status { method, path, status, text })
+    };
+    // The connection is polled beside the exchange and dropped with it: no task outlives this call.
+    tokio::select! {
+        result = exchange => result,
+        Err(error) = connection => Err(error.into()),
+    }
+}
