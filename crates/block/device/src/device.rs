@@ -24,3 +24,36 @@ pub trait BlockDevice: Send + Sync {
     /// Makes every completed write durable.
     fn flush(&self) -> io::Result<()>;
 }
+
+impl<D: BlockDevice + ?Sized> BlockDevice for &D {
+    fn size(&self) -> Bytes {
+        (**self).size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        (**self).write_at(offset, buf)
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        (**self).discard(offset, length)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        (**self).flush()
+    }
+}
+
+/// Refuses an access that does not lie within `size`.
+pub(crate) fn check_range(size: Bytes, offset: u64, length: u64) -> io::Result<()> {
+    match offset.checked_add(length) {
+        Some(end) if end <= size.get() => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{length} bytes at {offset} are beyond the end of a device of {} bytes", size.get()),
+        )),
+    }
+}

@@ -41,11 +41,38 @@ pub struct DiskRecord {
 pub enum CreateDiskError {
     /// No room on the host.
     #[error("not enough disk space for {name}: {needed} needed in {dir}")]
-    NoSpace { name: String, needed: Bytes, dir: PathBuf },
+    NoSpace {
+        /// The disk's name.
+        name: String,
+        /// What its content takes.
+        needed: Bytes,
+        /// The directory without the room.
+        dir: PathBuf,
+    },
     /// The asked size is smaller than the image.
     #[error("disk size {asked} is smaller than the image's {base}")]
-    TooSmall { asked: Bytes, base: Bytes },
+    TooSmall {
+        /// What was asked for.
+        asked: Bytes,
+        /// What the image has.
+        base: Bytes,
+    },
+    /// The disk was asked to be larger than its image, and the filesystem in it cannot be made to fill it.
+    #[error("cannot grow disk {name} to {asked}: {reason}")]
+    CannotGrow {
+        /// The disk's name.
+        name: String,
+        /// What was asked for.
+        asked: Bytes,
+        /// Why not, and what would help.
+        reason: String,
+    },
     /// Anything else.
     #[error("create disk {name}")]
-    Io { name: String, source: std::io::Error },
+    Io {
+        /// The disk's name.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
