@@ -1,0 +1,45 @@
+"""What the tests share: the template, and one sandbox for all that leave it as they found it.
+
+A boot takes seconds under emulation, so only tests about the life of a sandbox make their own.
+"""
+
+import os
+import time
+import uuid
+from typing import Callable, Optional
+
+from e2b import Sandbox
+
+TEMPLATE = os.environ.get("AENV_TEMPLATE", "base")
+
+_shared: Optional[Sandbox] = None
+
+
+def shared_sandbox() -> Sandbox:
+    """The sandbox that tests of commands and files use; created at the first call."""
+    global _shared
+    if _shared is None:
+        _shared = Sandbox.create(TEMPLATE, timeout=600)
+    return _shared
+
+
+def close() -> None:
+    """Ends the shared sandbox."""
+    global _shared
+    if _shared is not None:
+        _shared.kill()
+        _shared = None
+
+
+def fresh_name(prefix: str) -> str:
+    """A name that no other test and no earlier run has used."""
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Polls until the condition holds; fails with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.1)
