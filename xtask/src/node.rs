@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread;
@@ -16,8 +17,8 @@ use crate::sh::{Run, is_root, say};
 
 /// The first start boots a probe guest under emulation and may fetch a kernel.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// A stopping server ends its sandboxes, a few at a time.
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// A stopping server ends its sandboxes; it allows itself a minute for that.
+const STOP_TIMEOUT: Duration = Duration::from_secs(75);
 const POLL: Duration = Duration::from_millis(50);
 /// What of our environment the server reads; sudo drops the rest.
 const SERVER_VARS: &[&str] = &["API_ADDR", "AENV_API_KEY", "RUST_LOG", "http_proxy", "https_proxy", "no_proxy"];
@@ -35,18 +36,31 @@ impl Home {
         let dir = paths::kept().join("homes").join(name);
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let home = Self { dir };
-        let config = toml::toml! {
-            home_path = "home"
-        };
-        let mut config = config;
-        config.insert("runtime_path".to_owned(), runtime_path(name)?.into());
-        config.insert(
-            "guest".to_owned(),
-            toml::Table::from_iter([("agent_path".to_owned(), text(&artifacts.agent)?.into())]).into(),
-        );
-        fs::write(home.config(), toml::to_string(&config)?)
-            .with_context(|| format!("write {}", home.config().display()))?;
+        home.share("guest")?;
+        home.share("cache")?;
+        let guest = toml::Table::from_iter([("agent_path".to_owned(), text(&artifacts.agent)?.into())]);
+        let config = toml::Table::from_iter([
+            // Relative paths start at the file's own folder.
+            ("home_path".to_owned(), "home".into()),
+            ("runtime_path".to_owned(), runtime_path(name).into()),
+            ("guest".to_owned(), guest.into()),
+        ]);
+        let path = home.config();
+        fs::write(&path, toml::to_string(&config)?).with_context(|| format!("write {}", path.display()))?;
         Ok(home)
+    }
+
+    /// Makes `name` below the home one folder with that of every other home of ours. What is in it is named by its
+    /// content, so that nobody minds, and the guest kernel is fetched once.
+    fn share(&self, name: &str) -> Result<()> {
+        let shared = paths::kept().join("shared").join(name);
+        fs::create_dir_all(&shared).with_context(|| format!("create {}", shared.display()))?;
+        let link = self.dir.join("home").join(name);
+        if link.symlink_metadata().is_err() {
+            fs::create_dir_all(self.dir.join("home")).context("create a home")?;
+            symlink(&shared, &link).with_context(|| format!("link {}", link.display()))?;
+        }
+        Ok(())
     }
 
     /// The configuration file.
@@ -61,11 +75,11 @@ impl Home {
 }
 
 /// Sockets live here, and socket paths have room for 107 bytes: too few below a deep target directory.
-fn runtime_path(name: &str) -> Result<String> {
+fn runtime_path(name: &str) -> String {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let mut hasher = DefaultHasher::new();
     paths::kept().hash(&mut hasher);
-    Ok(format!("/run/aenv-{name}-{:08x}", hasher.finish() as u32))
+    format!("/run/aenv-{name}-{:08x}", hasher.finish() as u32)
 }
 
 fn text(path: &Path) -> Result<&str> {
