@@ -1,0 +1,35 @@
+//! What an import tells while it works.
+
+use aenv_model::Bytes;
+
+/// A step of an import. Layers are counted from 0, the lowest; several may be fetched at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress {
+    /// Looking the image up.
+    Resolving,
+    /// Fetching a layer. Goes back to 0 when a fetch is tried again.
+    Layer {
+        /// Which.
+        index: usize,
+        /// How many the image has.
+        total: usize,
+        /// Compressed bytes that are here.
+        done_bytes: Bytes,
+        /// Compressed bytes of the layer.
+        total_bytes: Bytes,
+    },
+    /// Unpacking a layer.
+    Unpacking {
+        /// Which.
+        index: usize,
+        /// How many the image has.
+        total: usize,
+        /// Compressed bytes that are unpacked.
+        done_bytes: Bytes,
+        /// Compressed bytes of the layer.
+        total_bytes: Bytes,
+    },
+    /// Making the root file system.
+    Building,
+}
