@@ -1,0 +1,72 @@
+//! The leak ledger: what of a node exists on the host, outside the node's own memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Kernel objects and files that belong to a node, each as a readable line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ledger(BTreeSet<String>);
+
+impl Ledger {
+    /// Everything on this host that names one of `roots` (a node's home and runtime paths), every link with the
+    /// product's prefix, and every file in the node's transient directories.
+    #[must_use]
+    pub fn take(home: &Path, runtime: &Path) -> Self {
+        let mut lines = BTreeSet::new();
+        let roots = [home.to_string_lossy().into_owned(), runtime.to_string_lossy().into_owned()];
+        let ours = |text: &str| roots.iter().any(|root| text.contains(root.as_str()));
+        for (pid, command) in processes() {
+            if command.contains("qemu-system") && ours(&command) {
+                lines.insert(format!("VMM process {pid}: {command}"));
+            }
+        }
+        for line in fs::read_to_string("/proc/self/mountinfo").unwrap_or_default().lines() {
+            if ours(line) {
+                lines.insert(format!("mount: {line}"));
+            }
+        }
+        for name in names(Path::new("/sys/class/net")) {
+            if name.starts_with("av") && name.contains('-') {
+                lines.insert(format!("link: {name}"));
+            }
+        }
+        for device in names(Path::new("/sys/block")) {
+            let backing = format!("/sys/block/{device}/loop/backing_file");
+            if fs::read_to_string(backing).is_ok_and(|file| ours(&file)) {
+                lines.insert(format!("loop device: {device}"));
+            }
+        }
+        let transient = [home.join("disks"), home.join("imports"), runtime.join("sandboxes"), runtime.join("netns")];
+        for dir in transient {
+            for name in names(&dir) {
+                lines.insert(format!("file: {}", dir.join(name).display()));
+            }
+        }
+        Self(lines)
+    }
+
+    /// What is here and was not in `before`.
+    #[must_use]
+    pub fn beyond(&self, before: &Self) -> Vec<&str> {
+        self.0.difference(&before.0).map(String::as_str).collect()
+    }
+}
+
+/// Every process with its command line, words separated by spaces.
+pub(crate) fn processes() -> Vec<(i32, String)> {
+    names(Path::new("/proc"))
+        .into_iter()
+        .filter_map(|name| name.parse::<i32>().ok())
+        .filter_map(|pid| {
+            let command = fs::read(PathBuf::from(format!("/proc/{pid}/cmdline"))).ok()?;
+            let text = String::from_utf8_lossy(&command).replace('\0', " ");
+            (!text.is_empty()).then_some((pid, text))
+        })
+        .collect()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}

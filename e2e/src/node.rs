@@ -1,0 +1,290 @@
+//! A server under test, as a process of its own.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use aenv_api::{BuildState, BuildStatus, Client, NewSandbox, Sandbox, TemplateBuildStartV2, TemplateCreateV3};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::ledger::{Ledger, processes};
+use crate::machine::Machine;
+use crate::wait::eventually;
+
+/// The API key of every node under test.
+const KEY: &str = "e2b_0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// What a test wants of its node beyond the usual.
+#[derive(Debug, Clone, Default)]
+pub struct NodeOptions {
+    /// Where the home is; default: a fresh temporary directory.
+    pub home: Option<PathBuf>,
+    /// More lines of configuration.
+    pub config: String,
+}
+
+/// A running server. Ends with [`Node::finish`].
+#[derive(Debug)]
+pub struct Node {
+    machine: Machine,
+    child: Child,
+    /// Removed with the node.
+    dir: tempfile::TempDir,
+    home: PathBuf,
+    runtime: PathBuf,
+    address: SocketAddr,
+    before: Ledger,
+    finished: bool,
+}
+
+impl Node {
+    /// A server with default options. `None`: this machine lacks something, and the reason was printed.
+    pub async fn start() -> Option<Self> {
+        Self::start_with(NodeOptions::default()).await
+    }
+
+    /// A server. `None`: this machine lacks something, and the reason was printed.
+    pub async fn start_with(options: NodeOptions) -> Option<Self> {
+        let machine = Machine::find()?;
+        // Short: socket paths have room for 107 bytes.
+        let dir = tempfile::Builder::new().prefix("aenv-e2e-").tempdir().expect("make a directory for the node");
+        let home = options.home.unwrap_or_else(|| dir.path().join("home"));
+        let runtime = dir.path().join("run");
+        let config = format!(
+            "home_path = {home:?}\nruntime_path = {runtime:?}\ncache_path = {cache:?}\napi_addr = \"127.0.0.1:0\"\n\
+             {more}\n[guest]\nagent_path = {agent:?}\nkit_path = {kit:?}\n",
+            cache = machine.kept.join("cache"),
+            kit = machine.kept.join("guest"),
+            agent = machine.agent,
+            more = options.config,
+        );
+        fs::write(dir.path().join("node.toml"), config).expect("write the configuration");
+        let before = Ledger::take(&home, &runtime);
+        let (child, address) = spawn(&machine, dir.path()).await;
+        Some(Self { machine, child, dir, home, runtime, address, before, finished: false })
+    }
+
+    /// The API's base URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The API key.
+    #[must_use]
+    pub fn key(&self) -> &'static str {
+        KEY
+    }
+
+    /// The programs under test.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The node's home.
+    #[must_use]
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// A client with the right key.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client::new(&self.url(), KEY).expect("a client for a URL of ours")
+    }
+
+    /// Runs `aenv` against this node.
+    #[must_use]
+    pub fn aenv(&self, args: &[&str]) -> Output {
+        Command::new(&self.machine.cli)
+            .args(args)
+            .env("AENV_SERVER", self.url())
+            .env("AENV_API_KEY", KEY)
+            .stdin(Stdio::null())
+            .output()
+            .expect("run aenv")
+    }
+
+    /// Like [`Node::aenv`]; what it printed, if it went well.
+    #[must_use]
+    pub fn aenv_ok(&self, args: &[&str]) -> String {
+        let output = self.aenv(args);
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "aenv {args:?}: {}\n{stdout}\n{stderr}\n{}", output.status, self.log_tail());
+        stdout.into_owned()
+    }
+
+    /// Announces and builds a template of `image`; the status it ended with.
+    pub async fn build(&self, name: &str, image: &str) -> BuildStatus {
+        let client = self.client();
+        let request = TemplateCreateV3 {
+            name: Some(name.to_owned()),
+            cpu_count: Some(1),
+            memory_mb: Some(256),
+            ..TemplateCreateV3::default()
+        };
+        let created = client.create_template(&request).await.expect("announce a template");
+        let start = TemplateBuildStartV2 { from_image: Some(image.to_owned()), ..TemplateBuildStartV2::default() };
+        let (template, build) = (created.template_id, created.build_id);
+        client.start_build(template, build, &start).await.expect("start a build");
+        eventually("the build ends", async || {
+            let status = client.build_status(template, build, &Default::default()).await.expect("ask for the build");
+            status.status.is_terminal().then_some(status)
+        })
+        .await
+    }
+
+    /// A ready template `name` of the small Debian.
+    pub async fn debian(&self, name: &str) {
+        let image = format!("oci:{}", self.machine.image.display());
+        self.ready(name, &image).await;
+    }
+
+    /// A ready template `name` of a busybox that takes a moment to import. `None`: there is no busybox here.
+    pub async fn tiny(&self, name: &str) -> Option<()> {
+        let image = crate::tiny::layout(&self.dir.path().join("tiny"))?;
+        self.ready(name, &format!("oci:{}", image.display())).await;
+        Some(())
+    }
+
+    async fn ready(&self, name: &str, image: &str) {
+        let status = self.build(name, image).await;
+        assert_eq!(status.status, BuildState::Ready, "{status:?}\n{}", self.log_tail());
+    }
+
+    /// A sandbox of `template`, secured like the SDKs have it.
+    pub async fn sandbox(&self, template: &str) -> Sandbox {
+        let request = NewSandbox { template_id: template.to_owned(), ..NewSandbox::default() };
+        match self.client().create_sandbox(&request).await {
+            Ok(sandbox) => sandbox,
+            Err(error) => panic!("create a sandbox: {error}\n{}", self.log_tail()),
+        }
+    }
+
+    /// Pids of the VMM processes of this node.
+    #[must_use]
+    pub fn vmm_pids(&self) -> Vec<i32> {
+        let runtime = self.runtime.to_string_lossy().into_owned();
+        let ours = |(pid, command): (i32, String)| {
+            (command.contains("qemu-system") && command.contains(&runtime)).then_some(pid)
+        };
+        processes().into_iter().filter_map(ours).collect()
+    }
+
+    /// What of this node is on the host beyond what was there before it.
+    #[must_use]
+    pub fn held(&self) -> Vec<String> {
+        let now = Ledger::take(&self.home, &self.runtime);
+        now.beyond(&self.before).into_iter().map(str::to_owned).collect()
+    }
+
+    /// Everything the servers of this node logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(log_path(self.dir.path())).unwrap_or_default()
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<_> = log.lines().collect();
+        format!("--- server log ---\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
+    }
+
+    /// `kill -9`; sandboxes and everything else stay as they are.
+    pub fn kill9(&mut self) {
+        self.child.kill().expect("kill the server");
+        self.child.wait().expect("wait for the server");
+    }
+
+    /// Starts a server again on the same home, after [`Node::kill9`].
+    pub async fn restart(&mut self) {
+        (self.child, self.address) = spawn(&self.machine, self.dir.path()).await;
+    }
+
+    /// Stops the server in order and checks the ledger.
+    pub async fn finish(mut self) {
+        let status = self.terminate().await;
+        assert!(status.success(), "the server ended with {status}\n{}", self.log_tail());
+        let held = self.held();
+        assert!(held.is_empty(), "left behind:\n{}\n{}", held.join("\n"), self.log_tail());
+        let errors: Vec<_> = self.log().lines().filter(|line| line.contains(" ERROR ")).map(str::to_owned).collect();
+        self.finished = true;
+        assert!(errors.is_empty(), "the server logged errors:\n{}", errors.join("\n"));
+    }
+
+    /// Like [`Node::finish`], for tests that make the server log errors.
+    pub async fn finish_with_errors(mut self) {
+        let status = self.terminate().await;
+        assert!(status.success(), "the server ended with {status}\n{}", self.log_tail());
+        let held = self.held();
+        self.finished = true;
+        assert!(held.is_empty(), "left behind:\n{}\n{}", held.join("\n"), self.log_tail());
+    }
+
+    async fn terminate(&mut self) -> ExitStatus {
+        let pid = Pid::from_raw(self.child.id().try_into().expect("a pid"));
+        kill(pid, Signal::SIGTERM).expect("signal the server");
+        let child = &mut self.child;
+        eventually("the server stops", async || child.try_wait().expect("wait for the server")).await
+    }
+}
+
+impl Drop for Node {
+    /// The seat belt of a failed test: nothing of the node may stay, and another server run is the sweep.
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        _ = self.child.kill();
+        _ = self.child.wait();
+        for pid in self.vmm_pids() {
+            _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        let links = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+        for name in links.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+            if name.starts_with("av") && name.contains('-') {
+                _ = Command::new("ip").args(["link", "delete", &name]).status();
+            }
+        }
+        for name in fs::read_dir(self.runtime.join("netns")).into_iter().flatten().flatten() {
+            _ = nix::mount::umount2(&name.path(), nix::mount::MntFlags::MNT_DETACH);
+        }
+        _ = writeln!(std::io::stderr(), "{}", self.log_tail());
+    }
+}
+
+fn log_path(dir: &Path) -> PathBuf {
+    dir.join("server.log")
+}
+
+async fn spawn(machine: &Machine, dir: &Path) -> (Child, SocketAddr) {
+    let log = File::options().create(true).append(true).open(log_path(dir)).expect("open the log");
+    let begin = log.metadata().expect("look at the log").len();
+    let mut child = Command::new(&machine.server)
+        .arg("--config")
+        .arg(dir.join("node.toml"))
+        .env("AENV_API_KEY", KEY)
+        .env("AENV_LOG_FORMAT", "compact")
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .expect("start the server");
+    let address = eventually("the server listens", async || {
+        let log = fs::read_to_string(log_path(dir)).expect("read the log");
+        let fresh = &log[usize::try_from(begin).expect("a short log")..];
+        if let Some(status) = child.try_wait().expect("look at the server") {
+            panic!("the server ended at its start with {status} (signal {:?}):\n{fresh}", status.signal());
+        }
+        let line = fresh.lines().find(|line| line.contains("listening"))?;
+        line.split("address=").nth(1)?.split_whitespace().next()?.parse().ok()
+    })
+    .await;
+    (child, address)
+}
