@@ -1,0 +1,293 @@
+//! A private apt: the host's programs, proxies and keys, but lists, cache and sources of our own.
+//!
+//! Nothing here touches what `apt-get` on the host sees, and nothing needs root: `update` and `download` only write below
+//! the private root. What the archive sends is checked by apt against the distribution's keys, and once more by us
+//! against the checksum in the signed index before a file gets its final name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use crate::apt_sources::AptSource;
+use crate::digest::sha256_file;
+use crate::{KitError, deb822};
+
+/// Index of a whole suite on a slow line: 10 MB at 50 kB/s.
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(300);
+/// A kernel package on a slow line: 35 MB at 50 kB/s.
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(900);
+/// Reading local lists.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// No chain of kernel packages is longer; Ubuntu's has four links.
+const MOST_PACKAGES: usize = 12;
+
+/// apt with a root of its own.
+#[derive(Debug)]
+pub(crate) struct PrivateApt {
+    config: PathBuf,
+}
+
+/// A package file as the signed index describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    /// File name in the archive's pool, as `apt-get download` writes it.
+    pub(crate) file: String,
+    pub(crate) size: u64,
+    pub(crate) sha256: String,
+}
+
+impl PrivateApt {
+    /// Lays out the private root at `root` with exactly these sources. Keeps lists that are already there.
+    pub(crate) fn lay_out(root: &Path, sources: &[AptSource]) -> Result<Self, KitError> {
+        for dir in ["state/lists/partial", "cache/archives/partial", "etc"] {
+            let dir = root.join(dir);
+            fs::create_dir_all(&dir).map_err(KitError::io("create directory", &dir))?;
+        }
+        let write = |name: &str, text: &str| {
+            let path = root.join(name);
+            aenv_durable::atomic_write(&path, text.as_bytes(), 0o644).map_err(KitError::io("write", &path))
+        };
+        write("state/status", "")?; // no package is installed here
+        write("etc/sources.list", &sources_list(sources))?;
+        write("apt.conf", &apt_conf(root))?;
+        Ok(Self { config: root.join("apt.conf") })
+    }
+
+    /// Fetches and verifies the package lists.
+    pub(crate) async fn update(&self) -> Result<(), KitError> {
+        self.run("apt-get", &["-q", "update"], None, UPDATE_TIMEOUT).await.map(drop)
+    }
+
+    /// The package files that hold the kernel which `package` stands for: the package itself and what it depends on, as
+    /// far as they are kernel images and modules of one version.
+    pub(crate) async fn kernel_packages(&self, package: &str) -> Result<Vec<Package>, KitError> {
+        let mut found: Vec<Package> = Vec::new();
+        let mut wanted = vec![package.to_owned()];
+        let mut seen = wanted.clone();
+        while let Some(name) = wanted.pop() {
+            let text = self.run("apt-cache", &["show", "--no-all-versions", &name], None, QUERY_TIMEOUT).await?;
+            let stanzas = deb822::parse(&text);
+            let Some(stanza) = stanzas.first() else {
+                return Err(KitError::Apt {
+                    command: format!("apt-cache show {name}"),
+                    detail: "no such package".into(),
+                });
+            };
+            for dependency in ["Pre-Depends", "Depends"]
+                .iter()
+                .flat_map(|field| deb822::dependencies(stanza.get(field).unwrap_or_default()))
+            {
+                let follow = dependency.starts_with("linux-image-") || is_versioned(&dependency, "linux-modules-");
+                if follow && !seen.contains(&dependency) && seen.len() < MOST_PACKAGES {
+                    seen.push(dependency.clone());
+                    wanted.push(dependency);
+                }
+            }
+            if is_versioned(&name, "linux-image-") || is_versioned(&name, "linux-modules-") {
+                found.push(described(&name, stanza)?);
+            }
+        }
+        if found.is_empty() {
+            let detail = "depends on no kernel image".to_owned();
+            return Err(KitError::Apt { command: format!("apt-cache show {package}"), detail });
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// The file of `package` in `store`; downloads it unless it is there with the right checksum.
+    pub(crate) async fn download(&self, package: &Package, store: &Path) -> Result<PathBuf, KitError> {
+        let path = store.join(&package.file);
+        if is_intact(path.clone(), package.sha256.clone()).await? {
+            return Ok(path);
+        }
+        fs::create_dir_all(store).map_err(KitError::io("create directory", store))?;
+        let partial = tempfile::Builder::new()
+            .prefix(crate::store::TEMPORARY)
+            .tempdir_in(store)
+            .map_err(KitError::io("create a directory in", store))?;
+        let choice = format!("{}={}", package.name, package.version);
+        let arguments = ["-q", "download", &choice];
+        self.run("apt-get", &arguments, Some(partial.path()), DOWNLOAD_TIMEOUT).await?;
+        let arrived = only_package(partial.path())?;
+        let digest = arrived.clone();
+        let found = blocking(move || sha256_file(&digest)).await?;
+        if found != package.sha256 {
+            return Err(KitError::Checksum { path, expected: package.sha256.clone(), found });
+        }
+        fs::rename(&arrived, &path).map_err(KitError::io("rename downloaded package to", &path))?;
+        Ok(path)
+    }
+
+    /// Runs an apt program on the private root and returns what it printed.
+    ///
+    /// Cancel safety: the program is killed; its partial files are apt's to resume.
+    async fn run(
+        &self,
+        program: &'static str,
+        arguments: &[&str],
+        dir: Option<&Path>,
+        timeout: Duration,
+    ) -> Result<String, KitError> {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("APT_CONFIG", &self.config)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        if let Some(dir) = dir {
+            command.current_dir(dir);
+        }
+        let said = || format!("{program} {}", arguments.join(" "));
+        let output = match tokio::time::timeout(timeout, command.output()).await {
+            Ok(Ok(output)) => output,
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => return Err(KitError::NoApt { program }),
+            Ok(Err(source)) => return Err(KitError::Io { action: "run", path: program.into(), source }),
+            Err(_) => {
+                let detail = format!("no end after {} s", timeout.as_secs());
+                return Err(KitError::Apt { command: said(), detail });
+            }
+        };
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            return Err(KitError::Apt { command: said(), detail: gist(&stderr, &output.status.to_string()) });
+        }
+        for line in stderr.lines().filter(|line| !line.trim().is_empty()) {
+            tracing::debug!(program, line, "apt said");
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// What differs from the host's configuration; `apt.conf.d` (proxies, certificates) still holds.
+fn apt_conf(root: &Path) -> String {
+    let root = root.display();
+    format!(
+        "Dir::State \"{root}/state\";\n\
+         Dir::State::status \"{root}/state/status\";\n\
+         Dir::Cache \"{root}/cache\";\n\
+         Dir::Etc::sourcelist \"{root}/etc/sources.list\";\n\
+         Dir::Etc::sourceparts \"/dev/null\";\n\
+         Dir::Etc::preferences \"/dev/null\";\n\
+         Dir::Etc::preferencesparts \"/dev/null\";\n\
+         APT::Architecture \"amd64\";\n\
+         APT::Architectures {{ \"amd64\"; }};\n\
+         APT::Default-Release \"\";\n\
+         APT::Get::AllowUnauthenticated \"false\";\n\
+         Acquire::Languages \"none\";\n\
+         Acquire::Retries \"3\";\n\
+         Acquire::http::Timeout \"30\";\n\
+         Acquire::https::Timeout \"30\";\n\
+         Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
+         Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled \"false\";\n\
+         #clear APT::Update::Pre-Invoke;\n\
+         #clear APT::Update::Post-Invoke;\n\
+         #clear APT::Update::Post-Invoke-Success;\n"
+    )
+}
+
+fn sources_list(sources: &[AptSource]) -> String {
+    let line = |source: &AptSource| {
+        let options =
+            source.signed_by.as_ref().map(|key| format!("[signed-by={}] ", key.display())).unwrap_or_default();
+        format!("deb {options}{} {} main\n", source.uri, source.suite)
+    };
+    sources.iter().map(line).collect()
+}
+
+/// Names like `linux-image-6.8.0-31-generic`: the prefix, then a digit. Meta packages have words there.
+fn is_versioned(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+fn described(name: &str, stanza: &deb822::Stanza) -> Result<Package, KitError> {
+    let field = |field: &'static str| {
+        stanza.get(field).ok_or_else(|| KitError::Apt {
+            command: format!("apt-cache show {name}"),
+            detail: format!("the index gives no {field}"),
+        })
+    };
+    let file = field("Filename")?.rsplit('/').next().unwrap_or_default().to_owned();
+    let size = field("Size")?.parse().unwrap_or_default();
+    let sha256 = field("SHA256")?.to_ascii_lowercase();
+    Ok(Package { name: name.to_owned(), version: field("Version")?.to_owned(), file, size, sha256 })
+}
+
+async fn is_intact(path: PathBuf, sha256: String) -> Result<bool, KitError> {
+    blocking(move || match path.try_exists() {
+        Ok(true) => Ok(sha256_file(&path)? == sha256),
+        Ok(false) => Ok(false),
+        Err(source) => Err(KitError::Io { action: "look for", path, source }),
+    })
+    .await
+}
+
+/// The one `.deb` that `apt-get download` left in `dir`.
+fn only_package(dir: &Path) -> Result<PathBuf, KitError> {
+    let entries = fs::read_dir(dir).map_err(KitError::io("list", dir))?;
+    let mut packages =
+        entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "deb"));
+    packages
+        .next()
+        .ok_or_else(|| KitError::Package { path: dir.to_owned(), why: "was not left by `apt-get download`".to_owned() })
+}
+
+/// The lines of apt's stderr that say why, or `otherwise`.
+fn gist(stderr: &str, otherwise: &str) -> String {
+    let errors: Vec<_> = stderr.lines().filter_map(|line| line.strip_prefix("E: ")).take(4).collect();
+    match (errors.is_empty(), stderr.trim()) {
+        (false, _) => errors.join("; "),
+        (true, "") => otherwise.to_owned(),
+        (true, text) => text.lines().last().unwrap_or(text).to_owned(),
+    }
+}
+
+/// Runs blocking work off the async threads.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, KitError> + Send + 'static,
+) -> Result<T, KitError> {
+    tokio::task::spawn_blocking(work).await.map_err(|source| KitError::Interrupted { source })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_names_with_a_version_are_told_from_meta_packages() {
+        assert!(is_versioned("linux-image-6.12.95+deb12-cloud-amd64", "linux-image-"));
+        assert!(is_versioned("linux-modules-6.8.0-31-generic", "linux-modules-"));
+        assert!(!is_versioned("linux-image-cloud-amd64", "linux-image-"));
+        assert!(!is_versioned("linux-modules-extra-6.8.0-31-generic", "linux-modules-"));
+    }
+
+    #[test]
+    fn a_source_line_binds_the_suite_to_its_keyring() {
+        let source = |signed_by: Option<&str>| AptSource {
+            uri: "http://m/debian".to_owned(),
+            suite: "trixie".to_owned(),
+            signed_by: signed_by.map(PathBuf::from),
+        };
+        assert_eq!(
+            sources_list(&[source(Some("/k.gpg")), source(None)]),
+            "deb [signed-by=/k.gpg] http://m/debian trixie main\ndeb http://m/debian trixie main\n"
+        );
+    }
+
+    #[test]
+    fn the_error_lines_of_apt_are_what_we_pass_on() {
+        let stderr =
+            "W: old\nE: The repository 'http://x trixie Release' does not have a Release file.\nN: see apt-secure\n";
+        assert_eq!(gist(stderr, "exit 100"), "The repository 'http://x trixie Release' does not have a Release file.");
+        assert_eq!(gist("", "exit status: 100"), "exit status: 100");
+    }
+}

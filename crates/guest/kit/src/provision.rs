@@ -1,0 +1,175 @@
+//! From a configuration to a kit, doing only what is not done yet.
+//!
+//! ```text
+//! configured kernel ─────────────────────────────┐
+//! choice remembered? ─no─▶ ask apt, suite by suite │
+//!   │                            │                ▼
+//!   └────────────▶ kit with that kernel and agent? ─yes─▶ done
+//!                     │ no            │ same kernel, other agent
+//!                     ▼               ▼
+//!               download, unpack   take it from there ──▶ initramfs ──▶ kit
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::apt::blocking;
+use crate::choice::{self, Choice};
+use crate::digest::sha256;
+use crate::kernel::{GuestKernel, Origin, modules_of};
+use crate::store::{self, GuestKit};
+use crate::{KitError, kernel_image};
+
+/// Where kits are kept and what goes into one.
+#[derive(Debug, Clone)]
+pub struct KitConfig {
+    /// Holds the kits (`$AENV_HOME/guest`).
+    pub dir: PathBuf,
+    /// A kernel of one's own (bzImage or ELF) instead of the distribution's.
+    pub kernel_image: Option<PathBuf>,
+    /// That kernel's modules (like `/lib/modules/<release>`). `None`: where the distribution keeps them; if they are not
+    /// there either, the kernel is taken to have all drivers built in.
+    pub modules_dir: Option<PathBuf>,
+    /// The static `aenv-guest` binary.
+    pub agent: PathBuf,
+    /// Downloaded packages and apt's lists. May be shared by several homes.
+    pub cache_dir: PathBuf,
+}
+
+/// Told what is going on, for people: one line a step.
+pub type Say<'a> = &'a (dyn Fn(&str) + Send + Sync);
+
+/// Another process may be downloading a kernel on a slow line.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1200);
+const LOCK_POLL: Duration = Duration::from_millis(100);
+
+/// The kit for this configuration: found if it is there, else made.
+///
+/// The distribution is asked for its newest kernel once; the choice is then kept until [`refresh`], so that a kernel does
+/// not change under running work and a second run needs no network. Several processes may call this at once.
+///
+/// Errors: see [`KitError`]. On an error nothing half-made is left, except after a crash, and then the next call removes it.
+/// Cancel safety: if dropped, whole downloads stay for the next call; nothing else is left but what the next call removes.
+pub async fn provision(config: &KitConfig, say: Say<'_>) -> Result<GuestKit, KitError> {
+    run(config, false, say).await
+}
+
+/// As [`provision`], but asks the distribution for its newest kernel again.
+pub async fn refresh(config: &KitConfig, say: Say<'_>) -> Result<GuestKit, KitError> {
+    run(config, true, say).await
+}
+
+async fn run(config: &KitConfig, ask_again: bool, say: Say<'_>) -> Result<GuestKit, KitError> {
+    let agent = read_agent(&config.agent)?;
+    let _dir = lock(&config.dir, say).await?;
+    store::sweep(&config.dir)?;
+    let kernel = match &config.kernel_image {
+        Some(image) => configured(image.clone(), config.modules_dir.clone(), say).await?,
+        None => match packaged(config, ask_again, &sha256(&agent), say).await? {
+            Found::Kit(kit) => return Ok(kit),
+            Found::Kernel(kernel) => kernel,
+        },
+    };
+    let dir = config.dir.clone();
+    let kit = blocking(move || store::assemble(&dir, &kernel, &agent)).await?;
+    say(&format!("guest kit {}: Linux {}, {} modules", kit.id, kit.kernel_version, kit.modules.len()));
+    Ok(kit)
+}
+
+fn read_agent(path: &Path) -> Result<Vec<u8>, KitError> {
+    let agent = match fs::read(path) {
+        Ok(agent) => agent,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(KitError::AgentMissing { path: path.to_owned() });
+        }
+        Err(source) => return Err(KitError::Io { action: "read guest agent", path: path.to_owned(), source }),
+    };
+    match kernel_image::check_static(&agent) {
+        Ok(()) => Ok(agent),
+        Err(why) => Err(KitError::AgentUnusable { path: path.to_owned(), why }),
+    }
+}
+
+async fn configured(image: PathBuf, modules: Option<PathBuf>, say: Say<'_>) -> Result<GuestKernel, KitError> {
+    say(&format!("guest kernel: {} as configured", image.display()));
+    let kernel = blocking(move || {
+        let modules = modules_of(&image, modules.as_deref())?;
+        let origin = Origin::Files { image: image.clone(), modules: modules.clone() };
+        GuestKernel::from_files(origin, &image, modules.as_deref())
+    })
+    .await?;
+    if let Origin::Files { modules: None, .. } = kernel.origin {
+        say(&format!("no modules directory for kernel {}: its drivers must be built in", kernel.release));
+    }
+    Ok(kernel)
+}
+
+/// What the distribution's kernel led to.
+enum Found {
+    /// A kit with that kernel and our agent.
+    Kit(GuestKit),
+    /// The kernel, for a kit still to be made.
+    Kernel(GuestKernel),
+}
+
+async fn packaged(config: &KitConfig, ask_again: bool, agent: &str, say: Say<'_>) -> Result<Found, KitError> {
+    let cache = &config.cache_dir;
+    let remembered = if ask_again { None } else { Choice::remembered(cache) };
+    if let Some(choice) = &remembered
+        && let Some(found) = in_kits(&config.dir, &choice.origin(), agent)?
+    {
+        return Ok(found);
+    }
+    let _cache = lock(cache, say).await?;
+    store::sweep(cache)?;
+    if let Some(choice) = remembered {
+        match choice::fetch(cache, &choice, say).await {
+            Ok(kernel) => return Ok(Found::Kernel(kernel)),
+            // The archive may have dropped it for a newer one since.
+            Err(error) => tracing::info!(%error, "asking for the guest kernel again"),
+        }
+    }
+    let choice = choice::choose(cache, say).await?;
+    let found = match in_kits(&config.dir, &choice.origin(), agent)? {
+        Some(found) => found,
+        None => Found::Kernel(choice::fetch(cache, &choice, say).await?),
+    };
+    choice.remember(cache)?;
+    Ok(found)
+}
+
+/// Looks for a kit with this kernel, best with this agent too.
+fn in_kits(dir: &Path, origin: &Origin, agent: &str) -> Result<Option<Found>, KitError> {
+    let records: Vec<_> = store::records(dir)?.into_iter().filter(|record| record.origin == *origin).collect();
+    let current = crate::cmdline::line();
+    for record in records.iter().filter(|record| record.agent_sha256 == agent && record.cmdline == current) {
+        if let Ok(kit) = store::open(dir, &record.id) {
+            return Ok(Some(Found::Kit(kit)));
+        }
+    }
+    // A sibling that cannot be read is no reason to fail: its packages can be had again.
+    let kernel = records.iter().find_map(|record| store::kernel_of(dir, record).ok());
+    Ok(kernel.map(Found::Kernel))
+}
+
+/// Holds the lock of `dir`, which is made if need be, until the file is dropped. Waits for another holder.
+async fn lock(dir: &Path, say: Say<'_>) -> Result<File, KitError> {
+    fs::create_dir_all(dir).map_err(KitError::io("create directory", dir))?;
+    let path = dir.join(".lock");
+    let file = File::options().create(true).append(true).open(&path).map_err(KitError::io("open lock", &path))?;
+    let patience = Instant::now() + LOCK_PATIENCE;
+    let mut waited = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < patience => {
+                if !std::mem::replace(&mut waited, true) {
+                    say(&format!("waiting for another process to finish its work in {}", dir.display()));
+                }
+                tokio::time::sleep(LOCK_POLL).await;
+            }
+            Err(error) => return Err(KitError::Io { action: "lock", path, source: error.into() }),
+        }
+    }
+}
