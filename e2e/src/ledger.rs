@@ -48,7 +48,7 @@ impl Ledger {
 
     /// What is here and was not in `before`.
     #[must_use]
-    pub fn beyond(&self, before: &Self) -> Vec<&str> {
+    pub fn beyond<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
         self.0.difference(&before.0).map(String::as_str).collect()
     }
 }

@@ -47,7 +47,7 @@ impl Registry {
         let registry = Self { child, address, _dir: dir };
         let (http, url) = (registry.http(), registry.url("/v2/"));
         eventually("the registry answers", async || {
-            http.get(reqwest::get(&url).await.ok()url).send().await.ok().filter(|answer| answer.status().is_success())
+            http.get(&url).send().await.ok().filter(|answer| answer.status().is_success())
         })
         .await;
         Some(registry)

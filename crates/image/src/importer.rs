@@ -280,7 +280,9 @@ impl Import<'_> {
         let total = layers.len();
         let (send, mut receive) = mpsc::channel::<(usize, Slice)>(1);
         let fetching = async {
+            // Collected: a lazy map's closure in this future would keep the future from being `Send`.
             let fetches = layers.iter().enumerate().map(|(index, layer)| self.fetch(registry, layer, index, total));
+            let fetches: Vec<_> = fetches.collect();
             let mut fetched = stream::iter(fetches).buffered(FETCHES);
             while let Some(layer) = fetched.try_next().await? {
                 // The receiver goes only when unpacking has failed, which is what is reported.

@@ -1,0 +1,171 @@
+//! One build at work: import, log, outcome.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use aenv_image::{Credentials, ImageReference, ImportError, Progress};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use crate::record::{BuildRecord, BuildState, FailedAt};
+use crate::seams::ImportImage;
+
+/// Log entries kept of one build: far more than an import writes.
+const LOG_LIMIT: usize = 10_000;
+
+/// Progress within one layer is logged at most this often.
+const PROGRESS_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a build is to be made from.
+#[derive(Debug, Clone)]
+pub struct BuildRequest {
+    /// The image, as the user named it.
+    pub image: String,
+    /// The same, understood.
+    pub reference: ImageReference,
+    /// Registry credentials given with the request.
+    pub credentials: Option<Credentials>,
+}
+
+/// A build as a client sees it.
+#[derive(Debug, Clone)]
+pub struct BuildView {
+    /// The record; its `logs` are those asked for.
+    pub build: BuildRecord,
+}
+
+/// How much a log entry matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Detail.
+    Debug,
+    /// Progress.
+    Info,
+    /// Went on anyway.
+    Warn,
+    /// The reason of a failure.
+    Error,
+}
+
+/// A line of a build's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEntry {
+    /// When.
+    pub timestamp: Timestamp,
+    /// How much it matters.
+    pub level: LogLevel,
+    /// The text.
+    pub message: String,
+}
+
+/// The growing log of a build at work.
+#[derive(Debug, Default)]
+pub(crate) struct BuildLog {
+    entries: Mutex<Vec<LogEntry>>,
+}
+
+impl BuildLog {
+    pub(crate) fn add(&self, level: LogLevel, message: impl Into<String>) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner); // a push leaves no half state
+        if entries.len() < LOG_LIMIT {
+            entries.push(LogEntry { timestamp: Timestamp::now(), level, message: message.into() });
+        }
+    }
+
+    pub(crate) fn entries(&self) -> Vec<LogEntry> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Imports the image of `request` to `target`; the state to record for the build.
+pub(crate) async fn run(
+    importer: &dyn ImportImage,
+    request: &BuildRequest,
+    target: &Path,
+    log: &BuildLog,
+    cancel: CancellationToken,
+) -> BuildState {
+    let begun = Instant::now();
+    log.add(LogLevel::Info, format!("Importing {}", request.image));
+    let teller = ProgressTeller { log, last: Mutex::new(None) };
+    let credentials = request.credentials.clone();
+    let progress = |progress| teller.tell(&progress);
+    let imported = importer.import(&request.reference, credentials, target, &progress, cancel).await;
+    match imported {
+        Ok(imported) => {
+            log.add(LogLevel::Info, format!("Build finished, took {:.1}s", begun.elapsed().as_secs_f64()));
+            BuildState::Ready {
+                image: request.image.clone(),
+                digest: imported.digest,
+                config: imported.config,
+                disk_size: imported.size,
+            }
+        }
+        Err(error) => failed(log, &error),
+    }
+}
+
+fn failed(log: &BuildLog, error: &ImportError) -> BuildState {
+    let message = error.report();
+    log.add(LogLevel::Error, format!("Build failed: {message}"));
+    BuildState::Error { message, step: FailedAt::Base }
+}
+
+/// Turns a stream of progress into a readable log: one line a stage and layer, and one a second within a layer.
+struct ProgressTeller<'a> {
+    log: &'a BuildLog,
+    last: Mutex<Option<(String, Instant)>>,
+}
+
+impl ProgressTeller<'_> {
+    fn tell(&self, progress: &Progress) {
+        let (stage, line, done) = describe(progress);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = match &*last {
+            Some((told, at)) if *told == stage => done || at.elapsed() >= PROGRESS_PAUSE,
+            _ => true,
+        };
+        if due {
+            *last = Some((stage, Instant::now()));
+            self.log.add(LogLevel::Info, line);
+        }
+    }
+}
+
+/// A stage's identity, its line, and whether it is complete with this.
+fn describe(progress: &Progress) -> (String, String, bool) {
+    match progress {
+        Progress::Resolving => ("resolve".into(), "Resolving the image".into(), false),
+        Progress::Layer { index, total, done_bytes, total_bytes } => (
+            format!("layer {index}"),
+            format!("Layer {}/{total}: {done_bytes} of {total_bytes}", index + 1),
+            done_bytes == total_bytes,
+        ),
+        Progress::Unpacking { index, total, .. } => {
+            (format!("unpack {index}"), format!("Unpacking layer {}/{total}", index + 1), false)
+        }
+        Progress::Building => ("build".into(), "Building the root file system".into(), false),
+        other => ("other".into(), format!("{other:?}"), false), // a stage newer than this
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_within_a_layer_is_told_at_its_begin_and_end() {
+        use aenv_model::Bytes;
+        let log = BuildLog::default();
+        let teller = ProgressTeller { log: &log, last: Mutex::new(None) };
+        for done in 0..=100 {
+            let progress = Progress::Layer { index: 0, total: 1, done_bytes: Bytes(done), total_bytes: Bytes(100) };
+            teller.tell(&progress);
+        }
+        let lines: Vec<_> = log.entries().into_iter().map(|entry| entry.message).collect();
+        assert_eq!(lines, ["Layer 1/1: 0 B of 100 B", "Layer 1/1: 100 B of 100 B"]);
+    }
+}
