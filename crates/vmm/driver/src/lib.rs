@@ -6,7 +6,7 @@
 //!
 //! Beside the traits, this crate holds what every driver needs to keep those promises: the process supervisor
 //! ([`VmmProcess`]), the end of machines nobody owns any more ([`end_orphan`], [`find_by_work_dir`]), the bounded
-//! console log ([`BoundedLog`]) and the search for guest memory ([`GuestMemory::of_image`]).
+//! console log ([`BoundedLog`], [`Tail`]) and the search for guest memory ([`GuestMemory::of_image`]).
 
 mod clock;
 mod identity;
@@ -30,3 +30,4 @@ pub use memory::{GuestMemory, MemoryRange};
 pub use orphan::{OrphanEnd, end_orphan};
 pub use process::{AdoptError, ProcessEnd, VmmProcess};
 pub use spec::{DiskSpec, MachineSpec, NicSpec};
+pub use tail::Tail;

@@ -1,20 +1,23 @@
-//! The last words of a process.
+//! The last words of a process or a console.
 
 use std::collections::VecDeque;
 
-/// Keeps the newest bytes of a stream.
+/// Keeps the newest bytes of a stream, in memory.
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub struct Tail {
     bytes: VecDeque<u8>,
     limit: usize,
 }
 
 impl Tail {
-    pub(crate) fn new(limit: usize) -> Self {
+    /// Keeps at most `limit` bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
         Self { bytes: VecDeque::new(), limit }
     }
 
-    pub(crate) fn push(&mut self, new: &[u8]) {
+    /// Adds to the stream; the oldest bytes beyond the limit are forgotten.
+    pub fn push(&mut self, new: &[u8]) {
         let new = &new[new.len().saturating_sub(self.limit)..];
         let excess = (self.bytes.len() + new.len()).saturating_sub(self.limit);
         self.bytes.drain(..excess);
@@ -22,7 +25,8 @@ impl Tail {
     }
 
     /// As text, without surrounding white space.
-    pub(crate) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         let (front, back) = self.bytes.as_slices();
         String::from_utf8_lossy(&[front, back].concat()).trim().to_owned()
     }

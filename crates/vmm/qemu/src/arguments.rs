@@ -1,0 +1,282 @@
+//! The command line of a machine.
+//!
+//! The machine's form is part of what a snapshot depends on: device state loads only into a machine with the same
+//! options, devices and slots. Whatever changes here makes old snapshots unusable with the new version.
+
+use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use aenv_vmm_driver::{DiskSpec, MachineSpec, NicSpec, VmmError};
+use serde_json::json;
+
+/// Id of the serial port's character device.
+pub(crate) const SERIAL: &str = "serial";
+/// virtio-mmio transports of a microvm with ACPI (its second IOAPIC has 24 lines).
+const SLOTS: usize = 24;
+/// Size of the cache of translated code, MiB. Only what is used becomes resident; QEMU's own bound, 1 GiB, would let
+/// one busy guest take as much as several others have for memory. A Python process and its kernel translate to about
+/// 40 MiB.
+const TB_CACHE_MIB: u32 = 128;
+
+/// How guest code runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accel {
+    /// Hardware virtualisation.
+    Kvm,
+    /// Emulation.
+    Tcg {
+        /// The host's time-stamp counter, kHz: the guest's runs at the same rate.
+        tsc_khz: Option<u64>,
+    },
+}
+
+/// Numbers of the inherited listening sockets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Listeners {
+    pub(crate) qmp: i32,
+    pub(crate) serial: i32,
+}
+
+/// Builds the command line. `incoming`: the machine waits for device state instead of booting; either way its vCPUs
+/// are paused at first.
+///
+/// Errors: a machine with more devices than slots, a path that is not UTF-8, a disk that is not there.
+pub(crate) fn arguments(
+    spec: &MachineSpec,
+    memory_image: &Path,
+    accel: Accel,
+    listeners: Listeners,
+    incoming: bool,
+) -> Result<Vec<OsString>, VmmError> {
+    let refused = |detail: String| VmmError::Refused { operation: "machine spec", detail };
+    if spec.disks.len() + spec.nics.len() + 1 > SLOTS {
+        return Err(refused(format!(
+            "{} disks and {} network devices, but a microvm has {SLOTS} slots and one is taken by the entropy device",
+            spec.disks.len(),
+            spec.nics.len()
+        )));
+    }
+    let mut args = Arguments::default();
+    // A comma would end the name; ours have none, but it must not become an option.
+    args.option("-name", format!("guest={},debug-threads=on", spec.name.replace(',', ",,")));
+    // With acpi=on the guest finds the devices in ACPI tables and needs no words on its command line; pit, pic and rtc
+    // keep older kernels' clock calibration happy; the last three make saved and loaded machines match.
+    args.option("-M", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,suppress-vmdesc=on,memory-backend=memory");
+    args.option("-global", "migration.send-configuration=off");
+    match accel {
+        Accel::Kvm => {
+            args.option("-accel", "kvm");
+            args.option("-cpu", "host");
+        }
+        Accel::Tcg { .. } => {
+            args.option("-accel", format!("tcg,thread=multi,tb-size={TB_CACHE_MIB}"));
+            // All that the emulator has, as programs of today expect; but a fifth level of page tables only makes
+            // every emulated TLB miss dearer.
+            args.option("-cpu", "max,la57=off");
+        }
+    }
+    let vcpus = spec.shape.vcpus;
+    args.option("-smp", format!("{vcpus},sockets=1,cores={vcpus},threads=1"));
+    args.option("-m", format!("size={}B", spec.shape.memory.get()));
+    // Private: what the guest writes never reaches the image, so that any number of machines can share it.
+    // No balloon device beside this: to give back memory, QEMU punches holes into the image's file, private or not.
+    args.json(
+        "-object",
+        &json!({
+            "qom-type": "memory-backend-file", "id": "memory", "size": spec.shape.memory.get(),
+            "mem-path": utf8(memory_image)?, "share": false,
+        }),
+    );
+    for bare in ["-nodefaults", "-no-user-config", "-no-reboot", "-S"] {
+        args.flag(bare);
+    }
+    args.option("-display", "none");
+    args.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    args.option("-msg", "timestamp=off");
+    args.option("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", listeners.qmp));
+    args.option("-mon", "chardev=qmp,mode=control");
+    args.option("-chardev", format!("socket,id={SERIAL},fd={},server=on,wait=off", listeners.serial));
+    args.option("-serial", format!("chardev:{SERIAL}"));
+    args.option("-kernel", &spec.kernel);
+    args.option("-initrd", &spec.initramfs);
+    args.option("-append", kernel_command_line(&spec.cmdline, accel));
+    for (index, disk) in spec.disks.iter().enumerate() {
+        args.disk(index, disk)?;
+    }
+    for (index, nic) in spec.nics.iter().enumerate() {
+        args.nic(spec.disks.len() + index, index, nic)?;
+    }
+    args.option("-object", "rng-builtin,id=entropy");
+    args.json("-device", &json!({"driver": "virtio-rng-device", "id": "rng", "rng": "entropy", "bus": bus(SLOTS - 1)}));
+    if incoming {
+        args.option("-incoming", "defer");
+    }
+    Ok(args.0)
+}
+
+/// Ours first, for of two contradicting words the kernel takes the later one.
+fn kernel_command_line(given: &str, accel: Accel) -> String {
+    // reboot=t: a triple fault is the one way to reset that needs no device; panic=-1: a panic is an exit, at once.
+    // mitigations=off: the guest's user and its kernel are one trust domain, the machine is the boundary.
+    let mut line = "console=ttyS0 reboot=t panic=-1 mitigations=off quiet loglevel=3 cryptomgr.notests".to_owned();
+    if let Accel::Tcg { tsc_khz } = accel {
+        // On a busy host an emulated timer is late: the tests and watchdogs that panic or hang because of that are of
+        // no use. The same goes for the calibration of the TSC: it fails now and then, or never ends (6.12).
+        line.push_str(" no_timer_check nowatchdog");
+        if let Some(khz) = tsc_khz {
+            line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
+        }
+    }
+    if !given.is_empty() {
+        line.push(' ');
+        line.push_str(given);
+    }
+    line
+}
+
+/// Slots are named one by one: left to itself QEMU would number the devices by its own rules, and `vda` must be the
+/// first disk.
+fn bus(slot: usize) -> String {
+    format!("virtio-mmio-bus.{slot}")
+}
+
+fn utf8(path: &Path) -> Result<&str, VmmError> {
+    path.to_str().ok_or_else(|| VmmError::Refused {
+        operation: "machine spec",
+        detail: format!("path {} is not UTF-8", path.display()),
+    })
+}
+
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flag(&mut self, flag: &str) {
+        self.0.push(flag.into());
+    }
+
+    fn option(&mut self, name: &str, value: impl Into<OsString>) {
+        self.0.extend([name.into(), value.into()]);
+    }
+
+    fn json(&mut self, name: &str, value: &serde_json::Value) {
+        self.option(name, value.to_string());
+    }
+
+    /// Writes go to the host's page cache and a flush of the guest syncs the image (`fdatasync`): what the guest
+    /// synced survives a crash of the host. An I/O error, a full host disk included, is the guest's to see: QEMU's own
+    /// way, to stop the machine when there is no space, would leave a sandbox hanging without a word.
+    fn disk(&mut self, index: usize, disk: &DiskSpec) -> Result<(), VmmError> {
+        let io_error = |source| VmmError::Io { operation: "look at disk", path: disk.path.clone(), source };
+        let kind = std::fs::metadata(&disk.path).map_err(io_error)?.file_type();
+        let driver = if kind.is_block_device() { "host_device" } else { "file" };
+        let node = format!("disk{index}");
+        self.json(
+            "-blockdev",
+            &json!({
+                "driver": "raw", "node-name": node, "read-only": disk.read_only, "discard": "unmap",
+                "cache": {"direct": false, "no-flush": false},
+                "file": {
+                    "driver": driver, "filename": utf8(&disk.path)?, "aio": "threads", "discard": "unmap",
+                    "cache": {"direct": false, "no-flush": false},
+                },
+            }),
+        );
+        self.json(
+            "-device",
+            &json!({
+                "driver": "virtio-blk-device", "id": format!("{node}-device"), "drive": node, "bus": bus(index),
+                "write-cache": "on", "rerror": "report", "werror": "report",
+            }),
+        );
+        Ok(())
+    }
+
+    fn nic(&mut self, slot: usize, index: usize, nic: &NicSpec) -> Result<(), VmmError> {
+        if nic.tap.contains(|c: char| !c.is_ascii_graphic() || c == ',') {
+            return Err(VmmError::Refused { operation: "machine spec", detail: format!("tap name {:?}", nic.tap) });
+        }
+        let mac = nic.mac.map(|byte| format!("{byte:02x}")).join(":");
+        self.option("-netdev", format!("tap,id=net{index},ifname={},script=no,downscript=no,vhost=off", nic.tap));
+        self.json(
+            "-device",
+            &json!({
+                "driver": "virtio-net-device", "id": format!("net{index}-device"), "netdev": format!("net{index}"),
+                "mac": mac, "bus": bus(slot),
+            }),
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use aenv_model::{Bytes, MachineShape};
+
+    use super::*;
+
+    fn spec() -> MachineSpec {
+        let disk = |read_only| DiskSpec { path: "/dev/null".into(), read_only };
+        MachineSpec {
+            name: "box".into(),
+            shape: MachineShape { vcpus: 2, memory: Bytes::mib(256) },
+            kernel: "/k,1".into(),
+            initramfs: "/i".into(),
+            cmdline: "aenv.root=/dev/vda".into(),
+            disks: vec![disk(true), disk(false)],
+            nics: vec![NicSpec { tap: "tap0".into(), mac: [6, 0, 0xa9, 0xfe, 0, 0x15] }],
+            netns: None,
+            work_dir: "/w".into(),
+            serial_log: "/w/serial.log".into(),
+            serial_log_limit: Bytes::mib(1),
+            memory_image: None,
+        }
+    }
+
+    fn line(spec: &MachineSpec, accel: Accel, incoming: bool) -> Result<String, VmmError> {
+        let listeners = Listeners { qmp: 5, serial: 6 };
+        let args = arguments(spec, &PathBuf::from("/w/a, b"), accel, listeners, incoming)?;
+        Ok(args.iter().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn devices_sit_in_the_slots_of_their_order() {
+        let line = line(&spec(), Accel::Kvm, false).unwrap();
+        let position = |text: &str| line.find(text).unwrap_or_else(|| panic!("no {text} in {line}"));
+        assert!(
+            position(r#""bus":"virtio-mmio-bus.0","drive":"disk0""#)
+                < position(r#""bus":"virtio-mmio-bus.1","drive":"disk1""#)
+        );
+        position(r#""bus":"virtio-mmio-bus.2","driver":"virtio-net-device""#);
+        position(r#""mac":"06:00:a9:fe:00:15""#);
+        position(r#""mem-path":"/w/a, b""#);
+        assert!(!line.contains("tsc") && !line.contains("-incoming"), "{line}");
+    }
+
+    #[test]
+    fn an_emulated_guest_is_told_the_clock_rate_and_the_given_words_come_last() {
+        let line = line(&spec(), Accel::Tcg { tsc_khz: Some(2_300_000) }, true).unwrap();
+        assert!(line.contains("tsc_early_khz=2300000 tsc=reliable aenv.root=/dev/vda "), "{line}");
+        assert!(line.ends_with("-incoming defer"));
+    }
+
+    #[test]
+    fn more_devices_than_slots_are_refused() {
+        let disk = DiskSpec { path: "/dev/null".into(), read_only: true };
+        let full = MachineSpec { disks: vec![disk.clone(); SLOTS - 2], ..spec() };
+        assert!(line(&full, Accel::Kvm, false).is_ok());
+        let over = MachineSpec { disks: vec![disk; SLOTS - 1], ..spec() };
+        assert!(matches!(line(&over, Accel::Kvm, false), Err(VmmError::Refused { .. })));
+    }
+
+    #[test]
+    fn a_missing_disk_is_named() {
+        let missing = MachineSpec { disks: vec![DiskSpec { path: "/nowhere".into(), read_only: true }], ..spec() };
+        assert!(
+            matches!(line(&missing, Accel::Kvm, false), Err(VmmError::Io { path, .. }) if path == Path::new("/nowhere"))
+        );
+    }
+}

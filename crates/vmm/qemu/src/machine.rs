@@ -1,0 +1,161 @@
+//! A live QEMU machine.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aenv_vmm_driver::{GuestMemory, Machine, MachineExit, MachineRecord, VmmError, VmmProcess};
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::debug;
+
+use crate::arguments::SERIAL;
+use crate::commands::{ChardevSendBreak, Command, Cont, Stop, SystemPowerdown, XenSaveDevicesState};
+use crate::console::Console;
+use crate::exit::{Evidence, classify};
+use crate::qmp::Qmp;
+
+/// How long after the end of the process its connections may still bring what it said before: the kernel has closed
+/// them already, so this is reading time.
+const LAST_NEWS: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) struct QemuMachine {
+    parts: Arc<Parts>,
+    memory_image: PathBuf,
+    exit: watch::Receiver<Option<MachineExit>>,
+}
+
+/// What the machine and the task that watches for its end share.
+#[derive(Debug)]
+struct Parts {
+    process: VmmProcess,
+    qmp: Qmp,
+    console: Console,
+    killed: AtomicBool,
+}
+
+impl QemuMachine {
+    pub(crate) fn new(process: VmmProcess, qmp: Qmp, console: Console, memory_image: PathBuf) -> Self {
+        let parts = Arc::new(Parts { process, qmp, console, killed: AtomicBool::new(false) });
+        let (announce, exit) = watch::channel(None);
+        // Ends with the process, or with the runtime.
+        tokio::spawn(watch_for_end(parts.clone(), announce));
+        Self { parts, memory_image, exit }
+    }
+
+    async fn call<C: Command>(&self, operation: &'static str, command: &C) -> Result<C::Reply, VmmError> {
+        match self.parts.qmp.execute(operation, command).await {
+            Err(VmmError::Ended { operation, detail }) => {
+                // The connection is closed because the process ended: that says more.
+                let end = self.ended_by(Instant::now() + LAST_NEWS).await;
+                Err(VmmError::Ended { operation, detail: end.map_or(detail, |end| format!("{end:?}")) })
+            }
+            other => other,
+        }
+    }
+
+    async fn ended_by(&self, deadline: Instant) -> Option<MachineExit> {
+        let mut exit = self.exit.clone();
+        let exit = timeout_at(deadline, exit.wait_for(Option::is_some)).await;
+        exit.ok()?.ok()?.clone()
+    }
+
+    /// Asks the guest's kernel, without any help of its user space, to write out its file systems, to make them
+    /// read-only and to power off: magic SysRq over the serial console. Distribution kernels allow these three.
+    async fn power_off_by_sysrq(&self) -> Result<(), VmmError> {
+        for key in [b"s", b"u", b"o"] {
+            self.call("power off", &ChardevSendBreak { id: SERIAL }).await?;
+            self.parts
+                .console
+                .write(key)
+                .await
+                .map_err(|e| VmmError::Ended { operation: "power off", detail: format!("console closed: {e}") })?;
+        }
+        Ok(())
+    }
+}
+
+async fn watch_for_end(parts: Arc<Parts>, announce: watch::Sender<Option<MachineExit>>) {
+    let end = parts.process.ended().await;
+    let mut notices = parts.qmp.notices();
+    // The connection's task goes away after the last event.
+    let _ = timeout(LAST_NEWS, notices.wait_for(|_| false)).await;
+    parts.console.drained(LAST_NEWS).await;
+    let exit = classify(Evidence {
+        killed: parts.killed.load(Ordering::Acquire),
+        end,
+        notices: &notices.borrow().clone(),
+        panic: parts.console.panic(),
+        last_words: parts.process.last_words(),
+    });
+    debug!(machine = %parts.process.record().name, ?exit, "machine ended");
+    announce.send_replace(Some(exit));
+}
+
+#[async_trait]
+impl Machine for QemuMachine {
+    fn record(&self) -> MachineRecord {
+        self.parts.process.record().clone()
+    }
+
+    fn exit(&self) -> watch::Receiver<Option<MachineExit>> {
+        self.exit.clone()
+    }
+
+    async fn pause_vcpus(&self) -> Result<(), VmmError> {
+        self.call("pause", &Stop {}).await.map(drop)
+    }
+
+    async fn resume_vcpus(&self) -> Result<(), VmmError> {
+        self.call("resume", &Cont {}).await.map(drop)
+    }
+
+    async fn save_device_state(&self, to: &Path) -> Result<(), VmmError> {
+        self.call("save device state", &XenSaveDevicesState { filename: to, live: false }).await.map(drop)
+    }
+
+    async fn guest_memory(&self) -> Result<GuestMemory, VmmError> {
+        let (pid, image) = (self.parts.process.record().pid, self.memory_image.clone());
+        let find = tokio::task::spawn_blocking(move || GuestMemory::of_image(pid, &image));
+        find.await.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|source| VmmError::Io {
+            operation: "find guest memory of",
+            path: self.memory_image.clone(),
+            source,
+        })
+    }
+
+    /// Half of the grace is for the guest's own way to power off, upon the ACPI power button; the other half for its
+    /// kernel's, where nobody listens to the button.
+    async fn shutdown(&self, grace: Duration) -> Result<MachineExit, VmmError> {
+        let deadline = Instant::now() + grace;
+        let ask = async {
+            self.resume_vcpus().await?; // a paused guest hears nothing
+            self.call("power off", &SystemPowerdown {}).await?;
+            if let Some(exit) = self.ended_by(deadline - grace / 2).await {
+                return Ok(Some(exit));
+            }
+            self.power_off_by_sysrq().await?;
+            Ok(self.ended_by(deadline).await)
+        };
+        match timeout_at(deadline, ask).await {
+            Ok(Ok(Some(exit))) => Ok(exit),
+            // It had its chance, whatever went wrong with asking.
+            Ok(Ok(None)) | Err(_) => self.kill().await,
+            Ok(Err(error)) => {
+                let error: VmmError = error;
+                debug!(machine = %self.parts.process.record().name, %error, "cannot ask the guest to power off");
+                self.kill().await
+            }
+        }
+    }
+
+    async fn kill(&self) -> Result<MachineExit, VmmError> {
+        self.parts.killed.store(true, Ordering::Release);
+        self.parts.process.kill().await?;
+        // The watching task goes away unheard only with the runtime.
+        Ok(self.ended_by(Instant::now() + 3 * LAST_NEWS).await.unwrap_or(MachineExit::Killed))
+    }
+}

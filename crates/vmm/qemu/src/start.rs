@@ -1,0 +1,179 @@
+//! From a machine's spec to a machine: a cold boot, or a restore.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aenv_vmm_driver::{Machine, MachineSpec, ProcessSpec, Vmm, VmmError, VmmIdentity, VmmKind, VmmProcess};
+use async_trait::async_trait;
+
+use crate::arguments::{Accel, Listeners, arguments};
+use crate::commands::{
+    Cont, Getfd, MigrateIncoming, MigrateSetCapabilities, MigrationCapability, MigrationStatus, QueryMigrate,
+};
+use crate::console::Console;
+use crate::machine::QemuMachine;
+use crate::qmp::Qmp;
+use crate::socket;
+
+/// Socket for control, in the work dir.
+const QMP_SOCKET: &str = "qmp.sock";
+/// Socket of the guest's console, in the work dir.
+const SERIAL_SOCKET: &str = "serial.sock";
+/// The memory image of a cold boot, in the work dir.
+const MEMORY_IMAGE: &str = "memory";
+
+/// QEMU, ready to start machines. Made by [`Qemu::probe`].
+#[derive(Debug)]
+pub struct Qemu {
+    pub(crate) identity: VmmIdentity,
+    pub(crate) binary: PathBuf,
+    pub(crate) accel: Accel,
+    pub(crate) startup_timeout: Duration,
+    pub(crate) call_timeout: Duration,
+    pub(crate) why_emulated: Option<String>,
+}
+
+impl Qemu {
+    pub(crate) fn kind(accel: Accel) -> VmmKind {
+        match accel {
+            Accel::Kvm => VmmKind::QemuKvm,
+            Accel::Tcg { .. } => VmmKind::QemuTcg,
+        }
+    }
+
+    /// Why guests do not run on KVM, for people; `None` if they do.
+    #[must_use]
+    pub fn why_emulated(&self) -> Option<&str> {
+        self.why_emulated.as_deref()
+    }
+
+    /// Cancel safety: if dropped, the process is killed.
+    pub(crate) async fn start(&self, spec: MachineSpec, state: Option<&Path>) -> Result<QemuMachine, VmmError> {
+        let memory_image = match &spec.memory_image {
+            Some(image) => image.clone(),
+            None => empty_memory_image(&spec)?,
+        };
+        let listen = |name: &str| {
+            socket::listen(&spec.work_dir, name).map_err(|source| VmmError::Io {
+                operation: "listen on",
+                path: spec.work_dir.join(name),
+                source,
+            })
+        };
+        let (qmp, serial) = (listen(QMP_SOCKET)?, listen(SERIAL_SOCKET)?);
+        let listeners = Listeners { qmp: qmp.as_raw_fd(), serial: serial.as_raw_fd() };
+        let process = VmmProcess::spawn(ProcessSpec {
+            name: spec.name.clone(),
+            work_dir: spec.work_dir.clone(),
+            binary: self.binary.clone(),
+            args: arguments(&spec, &memory_image, self.accel, listeners, state.is_some())?,
+            netns: spec.netns.clone(),
+            inherit: vec![qmp, serial],
+        })
+        .await?;
+
+        let set_up = async {
+            tokio::select! {
+                connected = self.connect(&spec, state) => connected,
+                end = process.ended() => Err(VmmError::Ended { operation: "start", detail: end.to_string() }),
+            }
+        };
+        match set_up.await {
+            Ok((qmp, console)) => {
+                process.release();
+                Ok(QemuMachine::new(process, qmp, console, memory_image))
+            }
+            Err(error) => {
+                let end = process.kill().await?;
+                Err(match error {
+                    // Only QEMU itself knows why.
+                    VmmError::Ended { operation, detail } => VmmError::Ended {
+                        operation,
+                        detail: match process.last_words().as_str() {
+                            "" => format!("{detail} ({end})"),
+                            words => words.to_owned(),
+                        },
+                    },
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Connects to the process and brings the machine to where its caller wants it.
+    async fn connect(&self, spec: &MachineSpec, state: Option<&Path>) -> Result<(Qmp, Console), VmmError> {
+        let connect = async |name: &str| {
+            socket::connect(&spec.work_dir, name).await.map_err(|source| VmmError::Io {
+                operation: "connect to",
+                path: spec.work_dir.join(name),
+                source,
+            })
+        };
+        let qmp = Qmp::open(connect(QMP_SOCKET).await?, self.startup_timeout, self.call_timeout).await?;
+        let console = Console::open(connect(SERIAL_SOCKET).await?, &spec.serial_log, spec.serial_log_limit).await?;
+        match state {
+            None => _ = qmp.execute("boot", &Cont {}).await?,
+            Some(state) => load_state(&qmp, state).await?,
+        }
+        Ok((qmp, console))
+    }
+}
+
+/// Loads device state; the memory it belongs to is mapped already.
+///
+/// The state is handed over as an open descriptor, which any QEMU takes, and which works for a process that may
+/// neither start helpers nor, one day, open files. (`xen-load-devices-state` would be the counterpart of how it was
+/// saved, but QEMU 10.0 crashes on it.)
+async fn load_state(qmp: &Qmp, state: &Path) -> Result<(), VmmError> {
+    const OPERATION: &str = "load device state";
+    let io_error = |source| VmmError::Io { operation: "open device state", path: state.to_owned(), source };
+    let file: OwnedFd = std::fs::File::open(state).map_err(io_error)?.into();
+    let capabilities = ["x-ignore-shared", "events"].map(|capability| MigrationCapability { capability, state: true });
+    qmp.execute(OPERATION, &MigrateSetCapabilities { capabilities: &capabilities }).await?;
+    qmp.execute_with(OPERATION, &Getfd { fdname: "state" }, file).await?;
+    qmp.execute(OPERATION, &MigrateIncoming { uri: "fd:state" }).await?;
+
+    let mut notices = qmp.notices();
+    let over =
+        notices.wait_for(|seen| matches!(seen.migration, Some(MigrationStatus::Completed | MigrationStatus::Failed)));
+    let status = match tokio::time::timeout(qmp.call_timeout(), over).await {
+        Ok(Ok(seen)) => seen.migration,
+        Ok(Err(_)) => return Err(VmmError::Ended { operation: OPERATION, detail: "control connection closed".into() }),
+        Err(_) => return Err(VmmError::Deadline { operation: OPERATION, deadline: qmp.call_timeout() }),
+    };
+    if status == Some(MigrationStatus::Completed) {
+        return Ok(());
+    }
+    let info = qmp.execute(OPERATION, &QueryMigrate {}).await?;
+    let detail = info.error_desc.unwrap_or_else(|| "it does not fit this machine".into());
+    Err(VmmError::Refused { operation: OPERATION, detail })
+}
+
+fn empty_memory_image(spec: &MachineSpec) -> Result<PathBuf, VmmError> {
+    let path = spec.work_dir.join(MEMORY_IMAGE);
+    let create = || -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.set_len(spec.shape.memory.get())
+    };
+    create().map_err(|source| VmmError::Io { operation: "create memory image", path: path.clone(), source })?;
+    Ok(path)
+}
+
+#[async_trait]
+impl Vmm for Qemu {
+    fn identity(&self) -> &VmmIdentity {
+        &self.identity
+    }
+
+    async fn boot(&self, spec: MachineSpec) -> Result<Box<dyn Machine>, VmmError> {
+        Ok(Box::new(self.start(spec, None).await?))
+    }
+
+    async fn restore(&self, spec: MachineSpec, state: &Path) -> Result<Box<dyn Machine>, VmmError> {
+        Ok(Box::new(self.start(spec, Some(state)).await?))
+    }
+}
