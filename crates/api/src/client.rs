@@ -3,12 +3,12 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use aenv_model::BuildId;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use uuid::Uuid;
 
 use crate::{
     API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ListQuery,
@@ -120,6 +120,21 @@ impl ClientError {
     }
 }
 
+/// How every HTTP client of the server at `server` begins: its TLS, its patience for a connection (5 s), and no proxy
+/// towards this machine. Without a key: requests to a sandbox's guest agent must not carry it.
+///
+/// Errors: [`ClientError::ServerUrl`].
+pub fn http_builder(server: &str) -> Result<reqwest::ClientBuilder, ClientError> {
+    let base = parse_server(server)?;
+    // The process may have chosen its TLS provider already; the first choice stands.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .user_agent(concat!("aenv/", env!("CARGO_PKG_VERSION")));
+    // A proxy from the environment cannot know what listens on this machine.
+    Ok(if base.host_str().is_some_and(is_local) { builder.no_proxy() } else { builder })
+}
+
 /// One page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T> {
@@ -144,25 +159,11 @@ impl Client {
     ///
     /// Opens no connection. Errors: [`ClientError::ServerUrl`], [`ClientError::ApiKey`], [`ClientError::SetUp`].
     pub fn new(server: &str, api_key: &str) -> Result<Self, ClientError> {
-        let refuse = || ClientError::ServerUrl { url: server.to_owned() };
-        let base = Url::parse(server.trim()).map_err(|_| refuse())?;
-        let host = base.host_str().ok_or_else(refuse)?;
-        if !matches!(base.scheme(), "http" | "https") {
-            return Err(refuse());
-        }
+        let base = parse_server(server)?;
         let mut key = HeaderValue::from_str(api_key).map_err(|_| ClientError::ApiKey)?;
         key.set_sensitive(true);
-        // The process may have chosen its TLS provider already; the first choice stands.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(TOTAL_TIMEOUT)
-            .user_agent(concat!("aenv/", env!("CARGO_PKG_VERSION")))
-            .default_headers(HeaderMap::from_iter([(API_KEY_HEADER.parse().map_err(|_| ClientError::ApiKey)?, key)]));
-        if is_local(host) {
-            // A proxy from the environment cannot know what listens on this machine.
-            builder = builder.no_proxy();
-        }
+        let key = HeaderMap::from_iter([(HeaderName::from_static(API_KEY_HEADER), key)]);
+        let builder = http_builder(server)?.timeout(TOTAL_TIMEOUT).default_headers(key);
         let http = builder.build().map_err(|source| ClientError::SetUp { source })?;
         Ok(Self { http, base })
     }
@@ -242,7 +243,7 @@ impl Client {
     pub async fn start_build(
         &self,
         template: impl Display,
-        build: Uuid,
+        build: BuildId,
         request: &TemplateBuildStartV2,
     ) -> Result<(), ClientError> {
         let path = format!("/v2/templates/{}/builds/{build}", segment(template));
@@ -253,7 +254,7 @@ impl Client {
     pub async fn build_status(
         &self,
         template: impl Display,
-        build: Uuid,
+        build: BuildId,
         query: &BuildStatusQuery,
     ) -> Result<BuildStatus, ClientError> {
         let path = format!("/templates/{}/builds/{build}/status", segment(template));
@@ -375,6 +376,12 @@ async fn refusal(response: Response) -> ClientError {
     } else {
         ClientError::Status { status, message, error_code }
     }
+}
+
+fn parse_server(server: &str) -> Result<Url, ClientError> {
+    let url = Url::parse(server.trim()).ok();
+    let url = url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    url.ok_or_else(|| ClientError::ServerUrl { url: server.to_owned() })
 }
 
 fn segment(value: impl Display) -> String {

@@ -15,7 +15,7 @@ mod page;
 mod sandbox;
 mod template;
 
-pub use client::{Client, ClientError, Page};
+pub use client::{Client, ClientError, Page, http_builder};
 pub use error::ApiErrorBody;
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};

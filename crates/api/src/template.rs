@@ -1,10 +1,9 @@
 //! Templates and their builds.
 
-use aenv_model::TemplateId;
+use aenv_model::{BuildId, TemplateId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use uuid::Uuid;
 
 use crate::null_as_default;
 
@@ -43,7 +42,7 @@ pub struct TemplateCreated {
     pub template_id: TemplateId,
     /// The build to be started.
     #[serde(rename = "buildID")]
-    pub build_id: Uuid,
+    pub build_id: BuildId,
     /// Whether others may use it.
     pub public: bool,
     /// Its names, namespace included if it has one.
@@ -230,7 +229,7 @@ pub struct BuildStatus {
     pub template_id: TemplateId,
     /// The build.
     #[serde(rename = "buildID")]
-    pub build_id: Uuid,
+    pub build_id: BuildId,
     /// Where it stands.
     pub status: BuildState,
     /// The messages of `log_entries` alone.
@@ -251,7 +250,7 @@ pub struct Template {
     pub template_id: TemplateId,
     /// Its newest build.
     #[serde(rename = "buildID")]
-    pub build_id: Uuid,
+    pub build_id: BuildId,
     /// Virtual CPUs of its sandboxes.
     pub cpu_count: u32,
     /// Memory of its sandboxes in MiB.
@@ -326,7 +325,7 @@ pub struct TemplateWithBuilds {
 pub struct TemplateBuild {
     /// The build.
     #[serde(rename = "buildID")]
-    pub build_id: Uuid,
+    pub build_id: BuildId,
     /// Where it stands.
     pub status: BuildState,
     /// When it was announced.
@@ -389,7 +388,7 @@ mod tests {
         let id = TemplateId::new();
         let status = BuildStatus {
             template_id: id,
-            build_id: id.uuid(),
+            build_id: id.into(),
             status: BuildState::Building,
             logs: vec![],
             log_entries: vec![],
@@ -406,7 +405,7 @@ mod tests {
         let id = TemplateId::new();
         let template = Template {
             template_id: id,
-            build_id: id.uuid(),
+            build_id: id.into(),
             cpu_count: 1,
             memory_mb: 512,
             disk_size_mb: 1024,
