@@ -119,12 +119,14 @@ fn install(names: &[&str]) -> Result<()> {
 
 fn apt_install(names: &[&str]) -> Run {
     Run::as_root("env")
-        .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-q", "--no-install-recommends"])
+        .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-qq", "--no-install-recommends"])
+        // Without a terminal of its own dpkg spares us its progress bars.
+        .args(["-o", "Dpkg::Use-Pty=0"])
         .args(names)
 }
 
 pub(super) fn update() -> Result<()> {
-    Run::as_root("apt-get").args(["update", "-q"]).run()
+    Run::as_root("apt-get").args(["update", "-qq"]).run()
 }
 
 /// Whether apt could install `name` from the package lists it has.
