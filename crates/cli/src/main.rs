@@ -1,1 +1,36 @@
-fn main() {}
+//! `aenv`, the command line of AgentENV: a client of the node server's HTTP API and, through it, of the agent in each
+//! sandbox.
+//!
+//! The folders: `commands` has one file a command, `guest` speaks to the agent in a sandbox, `attach` is an interactive
+//! session. What a command prints for programs goes to standard output, what it says to people while it works to
+//! standard error.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod attach;
+mod build;
+mod commands;
+mod credentials;
+mod guest;
+mod output;
+mod progress;
+mod report;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    let arguments = args::Arguments::parse();
+    // Two workers: a command waits for the network most of its time.
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report::failure(&anyhow::Error::new(error).context("start the runtime")),
+    };
+    let result = runtime.block_on(commands::run(arguments.command));
+    // A write that a stopped terminal does not take must not keep the process.
+    runtime.shutdown_background();
+    result.unwrap_or_else(|error| report::failure(&error))
+}

@@ -1,0 +1,234 @@
+//! The command line's grammar.
+
+use aenv_model::SandboxId;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Run AI agents in microVM sandboxes.
+///
+/// Server and API key come from `aenv auth`, or from AENV_SERVER and AENV_API_KEY.
+#[derive(Debug, Parser)]
+#[command(name = "aenv", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Store the server's URL and the API key
+    Auth,
+    /// Make a template from an OCI image
+    Pull(Pull),
+    /// Create a sandbox and attach to it
+    Start(Start),
+    /// Run one command in a sandbox, with its output and exit code
+    Exec(Exec),
+    /// Attach a shell to a sandbox, resuming it if it is paused
+    #[command(visible_alias = "cn")]
+    Connect(Target),
+    /// Set the time that a sandbox still has
+    Timeout(Timeout),
+    /// List sandboxes
+    #[command(visible_alias = "ls")]
+    List(Listing),
+    /// End a sandbox
+    #[command(visible_alias = "rm")]
+    Delete(Target),
+    /// List, watch and delete templates
+    #[command(subcommand, visible_alias = "templates")]
+    Template(Template),
+    /// Print a shell's completion script
+    #[command(hide = true)]
+    Completion {
+        /// The shell
+        shell: CompletionShell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// Image: REGISTRY/NAME:TAG, or on the server's file system oci:PATH[:TAG] or docker-archive:FILE[:TAG]
+    pub(crate) image: String,
+    /// Name of the template [default: last part of IMAGE, without tag]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) size: MachineSize,
+    /// Command that runs in every sandbox from the start
+    #[arg(long, value_name = "CMD")]
+    pub(crate) start_cmd: Option<String>,
+    /// Command that succeeds once the start command is up
+    #[arg(long, value_name = "CMD")]
+    pub(crate) ready_cmd: Option<String>,
+    /// The start command is up once 127.0.0.1:PORT accepts connections (needs bash in the image)
+    #[arg(long, value_name = "PORT", conflicts_with = "ready_cmd", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) probe: Option<u16>,
+    /// Return once the build has begun
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// Give up waiting after this many seconds; the build goes on
+    #[arg(long, value_name = "SECS", conflicts_with = "detach")]
+    pub(crate) timeout: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MachineSize {
+    /// Virtual CPUs [default: the server's]
+    #[arg(long, value_name = "COUNT", alias = "cpu-count", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cpu: Option<u32>,
+    /// Memory in MiB [default: the server's]
+    #[arg(long, value_name = "MIB", aliases = ["memory-mb", "mem"], value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) memory: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Start {
+    /// Template id or name; with --cold an OCI image
+    pub(crate) target: String,
+    /// Boot from an OCI image, without a template
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Seconds to live
+    #[arg(long, value_name = "SECS", default_value_t = 300)]
+    pub(crate) timeout: u32,
+    /// Virtual CPUs, with --cold [default: the server's]
+    #[arg(long, value_name = "COUNT", alias = "cpu-count", requires = "cold",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cpu: Option<u32>,
+    /// Memory in MiB, with --cold [default: the server's]
+    #[arg(long, value_name = "MIB", aliases = ["memory-mb", "mem"], requires = "cold",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) memory: Option<u32>,
+    /// Root disk in MiB, a multiple of 1024, with --cold [default: the image's size]
+    #[arg(long, value_name = "MIB", alias = "disk-mb", requires = "cold", value_parser = disk_size)]
+    pub(crate) disk_size_mb: Option<u32>,
+    /// Print only the sandbox's id and return
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// The command and its arguments, run without a shell
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Timeout {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// Seconds from now; replaces what it had
+    pub(crate) seconds: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Listing {
+    /// How to print [default: table on a terminal, json otherwise]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns for people
+    Table,
+    /// What the server said
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Template {
+    /// List templates
+    #[command(visible_alias = "ls")]
+    List(Listing),
+    /// Wait for a template's build
+    Watch(TemplateTarget),
+    /// Delete a template
+    #[command(visible_alias = "rm")]
+    Delete(TemplateTarget),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateTarget {
+    /// Template id or name
+    #[arg(value_name = "ID_OR_NAME")]
+    pub(crate) template: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletionShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+fn disk_size(text: &str) -> Result<u32, String> {
+    let refuse = || format!("{text:?} is not a size in MiB: expected a positive multiple of 1024");
+    text.parse().ok().filter(|size| *size > 0 && size % 1024 == 0).ok_or_else(refuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    const ID: &str = "0190b3a0-0000-7000-8000-000000000001";
+
+    fn refused(words: &[&str]) -> clap::Error {
+        Arguments::try_parse_from([&["aenv"], words].concat()).unwrap_err()
+    }
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_id_belongs_to_the_command() {
+        for words in [["exec", ID, "ls", "-la"].as_slice(), &["exec", ID, "--", "ls", "-la"]] {
+            let arguments = Arguments::try_parse_from([&["aenv"], words].concat()).unwrap();
+            let Command::Exec(exec) = arguments.command else { panic!("{arguments:?}") };
+            assert_eq!(exec.command, ["ls", "-la"]);
+        }
+        assert_eq!(refused(&["exec", ID]).kind(), ErrorKind::MissingRequiredArgument);
+    }
+
+    #[test]
+    fn a_bad_id_is_refused_with_what_was_expected() {
+        let error = refused(&["delete", "box"]).to_string();
+        assert!(error.contains("\"box\" is not a sandbox id") && error.contains("UUID"), "{error}");
+    }
+
+    #[test]
+    fn sizes_need_cold() {
+        for flag in ["--cpu", "--memory", "--disk-size-mb"] {
+            assert_eq!(refused(&["start", "base", flag, "1024"]).kind(), ErrorKind::MissingRequiredArgument, "{flag}");
+            assert!(Arguments::try_parse_from(["aenv", "start", "--cold", "debian", flag, "1024"]).is_ok(), "{flag}");
+        }
+        assert!(refused(&["start", "--cold", "debian", "--disk-mb", "1000"]).to_string().contains("multiple of 1024"));
+    }
+
+    #[test]
+    fn waiting_and_not_waiting_exclude_each_other() {
+        assert_eq!(refused(&["pull", "x", "-d", "--timeout", "3"]).kind(), ErrorKind::ArgumentConflict);
+        assert_eq!(refused(&["pull", "x", "--probe", "80", "--ready-cmd", "t"]).kind(), ErrorKind::ArgumentConflict);
+    }
+
+    #[test]
+    fn short_names_stand_for_commands() {
+        for words in [&["ls"][..], &["rm", ID], &["cn", ID], &["templates", "ls"], &["template", "rm", "x"]] {
+            assert!(Arguments::try_parse_from([&["aenv"], words].concat()).is_ok(), "{words:?}");
+        }
+    }
+}

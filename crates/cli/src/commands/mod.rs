@@ -1,0 +1,42 @@
+//! One file a command. Each gets what it needs as values and prints its own result.
+
+mod auth;
+mod completion;
+mod exec;
+mod pull;
+mod sandboxes;
+mod start;
+mod template;
+
+use std::process::ExitCode;
+
+use aenv_api::Client;
+
+use crate::args::{Command, Template};
+use crate::attach;
+use crate::credentials::Surroundings;
+
+/// Carries out one command. The exit code is the remote one where a command has one.
+pub(crate) async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Auth => auth::run(&Surroundings::of_process())?,
+        Command::Completion { shell } => completion::run(shell)?,
+        Command::Pull(pull) => pull::run(&client()?, pull).await?,
+        Command::Start(start) => return start::run(&client()?, start).await,
+        Command::Exec(exec) => return exec::run(&client()?, exec).await,
+        Command::Connect(target) => return attach::connect(&client()?, target.sandbox_id).await,
+        Command::Timeout(timeout) => sandboxes::timeout(&client()?, &timeout).await?,
+        Command::List(listing) => sandboxes::list(&client()?, &listing).await?,
+        Command::Delete(target) => sandboxes::delete(&client()?, target.sandbox_id).await?,
+        Command::Template(Template::List(listing)) => template::list(&client()?, &listing).await?,
+        Command::Template(Template::Watch(target)) => template::watch(&client()?, &target.template).await?,
+        Command::Template(Template::Delete(target)) => template::delete(&client()?, &target.template).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A client of the server that the user has chosen.
+fn client() -> anyhow::Result<Client> {
+    let credentials = Surroundings::of_process().credentials()?;
+    Ok(Client::new(&credentials.url, &credentials.api_key)?)
+}

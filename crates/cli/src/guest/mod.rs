@@ -1,0 +1,155 @@
+//! The agent in a sandbox, reached through the node server: its process service, as much of it as a terminal needs.
+
+mod event;
+mod program;
+mod transport;
+
+use std::time::Duration;
+
+use aenv_guest_proto::ENVD_PORT;
+use aenv_guest_proto::wire::filesystem::{FilesystemClient, StatRequest};
+use aenv_guest_proto::wire::process::{
+    ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal, StreamInputRequest, UpdateRequest,
+    process_selector,
+};
+use aenv_model::SandboxId;
+use anyhow::Context as _;
+use connectrpc::client::{CallOptions, ClientConfig};
+use connectrpc::{CompressionRegistry, ConnectError, ErrorCode};
+use futures::Stream;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use tokio::time::{Instant, sleep, timeout};
+
+pub(crate) use event::{Event, Events};
+pub(crate) use program::{Channel, Program, TerminalSize};
+use transport::Transport;
+
+const SANDBOX_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
+const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-target-port");
+const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-access-token");
+/// Asks the agent for a sign of life after this many seconds without output.
+const PING_HEADER: HeaderName = HeaderName::from_static("keepalive-ping-interval");
+/// Well below the time after which a session counts as lost.
+const PING_SECONDS: HeaderValue = HeaderValue::from_static("5");
+
+/// Longest wait for one answer to "are you there".
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Pause between two such questions.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// Longest wait for a call that does nothing but set something.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One sandbox's agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    transport: Transport,
+    config: ClientConfig,
+    sandbox: SandboxId,
+}
+
+impl Guest {
+    /// The agent of `sandbox`, behind the server at `server`. Opens no connection.
+    pub(crate) fn new(server: &str, sandbox: SandboxId, token: Option<&str>) -> anyhow::Result<Self> {
+        let mut headers = HeaderMap::new();
+        let id = HeaderValue::from_str(&sandbox.to_string()).context("an id is a header value")?;
+        headers.insert(SANDBOX_HEADER, id);
+        headers.insert(PORT_HEADER, HeaderValue::from(ENVD_PORT));
+        if let Some(token) = token {
+            let mut token = HeaderValue::from_str(token).context("the sandbox's access token is no header value")?;
+            token.set_sensitive(true);
+            headers.insert(TOKEN_HEADER, token);
+        }
+        let base: Uri = server.parse().with_context(|| format!("{server:?} is not a server URL"))?;
+        // What we carry is typed by hand or small; compressing it would only add delay.
+        let config =
+            ClientConfig::new(base).proto().with_compression(CompressionRegistry::new()).with_default_headers(headers);
+        Ok(Self { transport: Transport::new(server)?, config, sandbox })
+    }
+
+    /// Waits until the agent answers, at most `limit`. Errors: it does not.
+    pub(crate) async fn wait_ready(&self, limit: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let probe = self.transport.health(&self.config);
+            match timeout(PROBE_TIMEOUT, probe).await {
+                Ok(Ok(())) => return Ok(()),
+                _ if Instant::now() < deadline => sleep(PROBE_PAUSE).await,
+                Ok(Err(error)) => return Err(error).with_context(|| self.not_ready(limit)),
+                Err(_) => anyhow::bail!(self.not_ready(limit)),
+            }
+        }
+    }
+
+    fn not_ready(&self, limit: Duration) -> String {
+        format!("the agent of sandbox {} did not answer within {} s", self.sandbox, limit.as_secs())
+    }
+
+    /// Starts a program and follows it. The first event is its pid. The program goes on if the events are dropped.
+    pub(crate) async fn start(&self, program: Program) -> Result<Events, ConnectError> {
+        Ok(Events::of_start(self.process().start_with_options(program.into(), following()).await?))
+    }
+
+    /// Follows a running process from now on; what it wrote before is gone.
+    pub(crate) async fn follow(&self, pid: u32) -> Result<Events, ConnectError> {
+        let request = ConnectRequest { process: selector(pid).into(), ..Default::default() };
+        Ok(Events::of_connect(self.process().connect_with_options(request, following()).await?))
+    }
+
+    /// Sends input, message by message, until `requests` ends; the first must select the process.
+    pub(crate) async fn stream_input(
+        &self,
+        requests: impl Stream<Item = StreamInputRequest> + Send + 'static,
+    ) -> Result<(), ConnectError> {
+        self.process().stream_input(requests).await.map(drop)
+    }
+
+    /// Sets the size of a process's terminal.
+    pub(crate) async fn resize(&self, pid: u32, size: TerminalSize) -> Result<(), ConnectError> {
+        let request =
+            UpdateRequest { process: selector(pid).into(), pty: PTY::from(size).into(), ..Default::default() };
+        self.process().update_with_options(request, brief()).await.map(drop)
+    }
+
+    /// Asks a process to end (SIGTERM).
+    pub(crate) async fn terminate(&self, pid: u32) -> Result<(), ConnectError> {
+        self.signal(pid, Signal::SIGNAL_SIGTERM).await
+    }
+
+    /// Ends a process (SIGKILL); a shell takes its terminal's foreground programs with it.
+    pub(crate) async fn kill(&self, pid: u32) -> Result<(), ConnectError> {
+        self.signal(pid, Signal::SIGNAL_SIGKILL).await
+    }
+
+    async fn signal(&self, pid: u32, signal: Signal) -> Result<(), ConnectError> {
+        let request = SendSignalRequest { process: selector(pid).into(), signal: signal.into(), ..Default::default() };
+        self.process().send_signal_with_options(request, brief()).await.map(drop)
+    }
+
+    /// Whether there is a file at `path`.
+    pub(crate) async fn has_file(&self, path: &str) -> Result<bool, ConnectError> {
+        let filesystem = FilesystemClient::new(self.transport.clone(), self.config.clone());
+        let request = StatRequest { path: path.to_owned(), ..Default::default() };
+        match filesystem.stat_with_options(request, brief()).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.code == ErrorCode::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn process(&self) -> ProcessClient<Transport> {
+        ProcessClient::new(self.transport.clone(), self.config.clone())
+    }
+}
+
+/// Selects a process by pid.
+pub(crate) fn selector(pid: u32) -> ProcessSelector {
+    ProcessSelector { selector: Some(process_selector::Selector::Pid(pid)), ..Default::default() }
+}
+
+fn following() -> CallOptions {
+    CallOptions::default().with_header(PING_HEADER, PING_SECONDS)
+}
+
+fn brief() -> CallOptions {
+    CallOptions::default().with_timeout(CALL_TIMEOUT)
+}
