@@ -1,1 +1,13 @@
-//! Node server: HTTP API, wiring, configuration
+//! The node server: reads its configuration, builds every part by hand, serves the HTTP API, and drains.
+//!
+//! This crate alone names concrete drivers. It translates HTTP into calls of the orchestrator, the templates and the
+//! proxy, and their errors into statuses in one place (`http::error`).
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod http;
+mod node;
+mod secrets;
+
+pub use node::{Node, provision_guest};

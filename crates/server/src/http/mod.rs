@@ -1,0 +1,135 @@
+//! The HTTP surface: who may call, what is routed where, and one shape of every error.
+//!
+//! ```text
+//! request ─▶ names a sandbox (host, /proxy, routing headers)? ──yes─▶ data plane: proxy
+//!                     │ no
+//!                     ▼
+//!            /health ─▶ 204       anything else: API key ─▶ handler ─▶ orchestrator, templates
+//! ```
+
+mod auth;
+mod body;
+mod error;
+mod routes;
+pub(crate) use routes::NodeRoutes;
+mod sandboxes;
+mod templates;
+
+use std::sync::Arc;
+
+use aenv_api::NEXT_TOKEN_HEADER;
+use aenv_orchestrator::Orchestrator;
+use aenv_proxy::{Proxy, Targets};
+use aenv_template::Templates;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+
+use crate::config::Config;
+use crate::secrets::ApiKey;
+use error::ApiError;
+
+/// Sent with a new sandbox so that a gateway can note where it lives.
+const SANDBOX_ID_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
+
+/// What handlers need. Cloning shares it.
+#[derive(Debug, Clone)]
+pub(crate) struct App {
+    pub(crate) inner: Arc<AppParts>,
+}
+
+/// The parts behind [`App`].
+#[derive(Debug)]
+pub(crate) struct AppParts {
+    pub(crate) config: Config,
+    pub(crate) key: ApiKey,
+    pub(crate) orchestrator: Orchestrator,
+    pub(crate) templates: Templates,
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) targets: Targets,
+}
+
+impl std::ops::Deref for App {
+    type Target = AppParts;
+
+    fn deref(&self) -> &AppParts {
+        &self.inner
+    }
+}
+
+/// The whole surface as one service.
+pub(crate) fn router(app: App) -> Router {
+    let api = Router::new()
+        .route("/sandboxes", post(sandboxes::create_v1).get(sandboxes::list_v1))
+        .route("/v2/sandboxes", post(sandboxes::create_v2).get(sandboxes::list_v2))
+        .route("/sandboxes-cold", post(sandboxes::create_cold))
+        .route("/sandboxes/{id}", get(sandboxes::detail).delete(sandboxes::kill))
+        .route("/sandboxes/{id}/timeout", post(sandboxes::timeout))
+        .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
+        .route("/sandboxes/{id}/connect", post(sandboxes::connect_v1))
+        .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
+        .route("/v3/templates", post(templates::create))
+        .route("/templates", get(templates::list_v1))
+        .route("/v2/templates", get(templates::list_v2))
+        .route("/templates/{id}", get(templates::detail).delete(templates::remove))
+        .route("/templates/aliases/{alias}", get(templates::alias))
+        .route("/v2/templates/{id}/builds/{build}", post(templates::start_build))
+        .route("/templates/{id}/builds/{build}/status", get(templates::build_status))
+        // Known calls of the API that this version does not have: a client learns which, and that it is not a typo.
+        .route("/sandboxes/{id}/pause", post(unsupported))
+        .route("/sandboxes/{id}/resume", post(unsupported))
+        .route("/sandboxes/{id}/fork", post(unsupported))
+        .route("/sandboxes/{id}/snapshots", post(unsupported))
+        .route("/sandboxes/{id}/network", axum::routing::put(unsupported))
+        .route("/sandboxes/{id}/metrics", get(unsupported))
+        .route("/sandboxes/{id}/logs", get(unsupported))
+        .route("/snapshots", get(unsupported))
+        .route("/templates/tags", post(unsupported).merge(delete(unsupported)))
+        .route("/templates/{id}/files/{hash}", get(unsupported))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn_with_state(app.clone(), auth::require_key));
+    Router::new()
+        .route("/health", get(health))
+        .fallback_service(api.with_state(app.clone()))
+        .layer(middleware::from_fn_with_state(app, data_plane_first))
+}
+
+async fn health() -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+/// A request that names a sandbox is the sandbox's, whatever its path: a service may well have a `/sandboxes` of its own.
+async fn data_plane_first(State(app): State<App>, request: Request, next: Next) -> Response {
+    match app.targets.of(&request) {
+        None => next.run(request).await,
+        Some(Ok(target)) => app.proxy.handle(request, target).await.map(axum::body::Body::new),
+        Some(Err(problem)) => ApiError::new(StatusCode::BAD_REQUEST, problem.to_string()).into_response(),
+    }
+}
+
+async fn no_route(request: Request) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("route not found: {} {}", request.method(), request.uri().path()))
+}
+
+async fn no_method(request: Request) -> ApiError {
+    let message = format!("{} has no method {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+async fn unsupported(request: Request) -> ApiError {
+    let message = format!("{} {} is not supported by this version", request.method(), request.uri().path());
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, message)
+}
+
+/// A page of a list: the items, and the token of the next page as a header while there is one.
+fn page<T: serde::Serialize>(items: Vec<T>, next: Option<String>) -> Response {
+    let token = next.map(|token| [(HeaderName::from_static(NEXT_TOKEN_HEADER), token)]);
+    match token {
+        Some(header) => (header, Json(items)).into_response(),
+        None => Json(items).into_response(),
+    }
+}
