@@ -124,6 +124,10 @@ fn kernel_command_line(given: &str, accel: Accel) -> String {
         // On a busy host an emulated timer is late: the tests and watchdogs that panic or hang because of that are of
         // no use. The same goes for the calibration of the TSC: it fails now and then, or never ends (6.12).
         line.push_str(" no_timer_check nowatchdog");
+        // QEMU before 8.0 emulates cmpxchg16b with wrong flags: an interrupt right after it restores garbage (direction
+        // flag, trap flag, …) and the guest kernel crashes. Its allocator is the great user of that instruction. Programs
+        // still see it in CPUID, since distributions built for x86-64-v2 do not start without.
+        line.push_str(" clearcpuid=cx16");
         if let Some(khz) = tsc_khz {
             line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
         }
