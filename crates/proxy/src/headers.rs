@@ -85,9 +85,14 @@ pub(crate) fn for_client(headers: &mut HeaderMap, upgraded: bool) {
     }
 }
 
-/// The protocol that a message switches to, or wants to.
+/// The protocol that a message switches to, or wants to. Not HTTP/2: that is for us to speak or not, an offer that a client
+/// may make to every server and that its request does not depend on.
 pub(crate) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    if lists(headers, &CONNECTION, "upgrade") { headers.get(UPGRADE).cloned() } else { None }
+    if lists(headers, &CONNECTION, "upgrade") && !lists(headers, &UPGRADE, "h2c") {
+        headers.get(UPGRADE).cloned()
+    } else {
+        None
+    }
 }
 
 /// Whether a comma-separated header lists `token`.
@@ -181,6 +186,15 @@ mod tests {
         assert_eq!(answer["upgrade"], "websocket");
         for_client(&mut answer, false);
         assert!(answer.is_empty());
+    }
+
+    #[test]
+    fn an_offer_of_http2_stays_here() {
+        let offer = [("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c"), ("http2-settings", "AAMAAABk")];
+        let headers = sent(&offer);
+        for name in ["connection", "upgrade", "http2-settings"] {
+            assert!(!headers.contains_key(name), "{name}");
+        }
     }
 
     #[test]
