@@ -120,6 +120,9 @@ pub(crate) fn check_static(program: &[u8]) -> Result<(), String> {
     if file.elf_header().e_machine.get(endian) != elf::EM_X86_64 {
         return Err("is not an x86-64 program".to_owned());
     }
+    if ![elf::ET_EXEC, elf::ET_DYN].contains(&file.elf_header().e_type.get(endian)) {
+        return Err("is an object file, not a program".to_owned());
+    }
     match file.elf_program_headers().iter().any(|header| header.p_type(endian) == elf::PT_INTERP) {
         true => Err("asks for a dynamic loader, which no guest has".to_owned()),
         false => Ok(()),
@@ -195,5 +198,7 @@ mod tests {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(check_static(&own).unwrap_err().contains("dynamic loader"));
         assert!(check_static(b"#!/bin/sh\n").unwrap_err().contains("ELF"));
+        assert!(check_static(&crate::testing::module("6.1.0", "", "")).unwrap_err().contains("object file"));
+        assert_eq!(check_static(&crate::testing::static_program("x")), Ok(()));
     }
 }

@@ -173,3 +173,147 @@ async fn lock(dir: &Path, say: Say<'_>) -> Result<File, KitError> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::testing::{kernel_files, static_program};
+
+    const QUIET: Say<'static> = &|_| {};
+
+    struct Home {
+        dir: tempfile::TempDir,
+        config: KitConfig,
+    }
+
+    /// A home with a configured kernel and an agent.
+    fn home() -> Home {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, modules) = kernel_files(dir.path());
+        let config = KitConfig {
+            dir: dir.path().join("guest"),
+            kernel_image: Some(image),
+            modules_dir: Some(modules),
+            agent: dir.path().join("aenv-guest"),
+            cache_dir: dir.path().join("cache"),
+        };
+        fs::write(&config.agent, static_program("one")).unwrap();
+        Home { dir, config }
+    }
+
+    fn inode(path: &Path) -> u64 {
+        fs::metadata(path).unwrap().ino()
+    }
+
+    #[tokio::test]
+    async fn a_second_run_finds_the_kit_of_the_first() {
+        let home = home();
+        let first = provision(&home.config, QUIET).await.unwrap();
+        let made = inode(&first.initramfs);
+        let second = provision(&home.config, QUIET).await.unwrap();
+        assert_eq!(first, second);
+        assert_eq!(made, inode(&second.initramfs));
+        assert_eq!(first.kernel, first.shipped_kernel, "no ELF could be had, so the image is booted as shipped");
+        assert_eq!(first.modules, ["virtio", "virtio_mmio", "virtio_blk", "virtio_net"]);
+        assert_eq!(store::open(&home.config.dir, &first.id).unwrap(), first);
+    }
+
+    #[tokio::test]
+    async fn another_agent_makes_another_kit_that_shares_the_kernel_file() {
+        let home = home();
+        let first = provision(&home.config, QUIET).await.unwrap();
+        fs::write(&home.config.agent, static_program("two")).unwrap();
+        let second = provision(&home.config, QUIET).await.unwrap();
+        assert_ne!(first.id, second.id);
+        assert_eq!(inode(&first.kernel), inode(&second.kernel));
+        assert_eq!(store::list(&home.config.dir).unwrap().len(), 2);
+        store::remove(&home.config.dir, &first.id).unwrap();
+        store::remove(&home.config.dir, &first.id).unwrap();
+        assert_eq!(store::list(&home.config.dir).unwrap(), [second]);
+        assert!(matches!(store::open(&home.config.dir, &first.id), Err(KitError::NotFound { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_damaged_kit_is_told_and_made_anew() {
+        let home = home();
+        let kit = provision(&home.config, QUIET).await.unwrap();
+        fs::write(&kit.initramfs, b"short").unwrap();
+        let error = store::open(&home.config.dir, &kit.id).unwrap_err().to_string();
+        assert!(error.contains("initramfs has 5 bytes") && error.contains(&kit.id), "{error}");
+        assert_eq!(provision(&home.config, QUIET).await.unwrap(), kit);
+        store::open(&home.config.dir, &kit.id).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_crash_left_is_removed_by_the_next_run() {
+        let home = home();
+        let left = home.config.dir.join(format!("{}x1", store::TEMPORARY));
+        fs::create_dir_all(left.join("modules")).unwrap();
+        let kit = provision(&home.config, QUIET).await.unwrap();
+        assert!(!left.exists());
+        let mut names: Vec<_> =
+            fs::read_dir(&home.config.dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, [".lock", kit.id.as_str()]);
+    }
+
+    #[tokio::test]
+    async fn concurrent_runs_agree_on_one_kit() {
+        let home = home();
+        let run = || provision(&home.config, QUIET);
+        let (a, b, c) = tokio::join!(run(), run(), run());
+        let a = a.unwrap();
+        assert_eq!((&a, &a), (&b.unwrap(), &c.unwrap()));
+        assert_eq!(store::list(&home.config.dir).unwrap(), [a]);
+    }
+
+    #[tokio::test]
+    async fn a_remembered_choice_needs_no_network_even_for_a_new_agent() {
+        let home = home();
+        let chosen = r#"{"suite":"nowhere","packages":[
+            {"name":"linux-image-6.1.0","version":"6.1.0-1","file":"x.deb","size":1,"sha256":"00"}]}"#;
+        fs::create_dir_all(&home.config.cache_dir).unwrap();
+        fs::write(home.config.cache_dir.join("kernel.json"), chosen).unwrap();
+        let origin = Choice::remembered(&home.config.cache_dir).unwrap().origin();
+        let (image, modules) = kernel_files(home.dir.path());
+        let kernel = GuestKernel::from_files(origin.clone(), &image, Some(&modules)).unwrap();
+        fs::create_dir_all(&home.config.dir).unwrap();
+        let made = store::assemble(&home.config.dir, &kernel, &static_program("one")).unwrap();
+
+        let config = KitConfig { kernel_image: None, modules_dir: None, ..home.config.clone() };
+        assert_eq!(provision(&config, QUIET).await.unwrap(), made);
+        fs::write(&config.agent, static_program("two")).unwrap();
+        let other = provision(&config, QUIET).await.unwrap();
+        assert_ne!(other.id, made.id);
+        assert_eq!((other.origin, other.modules), (origin, made.modules));
+    }
+
+    #[tokio::test]
+    async fn missing_things_are_named_with_what_brings_them() {
+        let home = home();
+        let mut config = home.config.clone();
+        config.agent = home.dir.path().join("none");
+        let error = provision(&config, QUIET).await.unwrap_err().to_string();
+        assert!(error.contains("none is missing") && error.contains("cargo xtask setup"), "{error}");
+
+        let mut config = home.config.clone();
+        config.kernel_image = Some(home.dir.path().join("no-kernel"));
+        let error = provision(&config, QUIET).await.unwrap_err().to_string();
+        assert!(error.contains("no-kernel cannot be read"), "{error}");
+
+        let mut config = home.config.clone();
+        config.modules_dir = Some(home.dir.path().join("no-modules"));
+        let error = provision(&config, QUIET).await.unwrap_err().to_string();
+        assert!(error.contains("no-modules") && error.contains("modules.builtin"), "{error}");
+    }
+
+    #[test]
+    fn an_id_cannot_reach_outside_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        for id in ["", "..", "../../etc/passwd", "0123456789abcdeg", "/abs"] {
+            assert!(matches!(store::open(dir.path(), id), Err(KitError::NotFound { .. })), "{id}");
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! Made-up kernels and modules for tests.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use object::write::{Object, StandardSegment};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind};
 
@@ -29,4 +32,31 @@ pub(crate) fn module(release: &str, depends: &str, softdep: &str) -> Vec<u8> {
     );
     object.append_section_data(section, info.as_bytes(), 1);
     object.write().expect("a small object can be written")
+}
+
+/// The smallest file that is a static x86-64 program by its header, told from others by `tag`.
+pub(crate) fn static_program(tag: &str) -> Vec<u8> {
+    let mut program = vec![0; 64];
+    program[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]); // 64-bit, little-endian, version 1
+    program[0x10] = 2; // ET_EXEC
+    program[0x12] = 62; // EM_X86_64
+    program[0x14] = 1; // version
+    program[0x34] = 64; // header size
+    program.extend(tag.as_bytes());
+    program
+}
+
+/// A kernel image and a modules directory with the essential modules, in `dir`: their paths.
+pub(crate) fn kernel_files(dir: &Path) -> (PathBuf, PathBuf) {
+    let image = dir.join("vmlinuz");
+    fs::write(&image, bzimage("6.1.0", b"BZh9 compressed in a way we do not know")).unwrap();
+    let modules = dir.join("lib");
+    fs::create_dir_all(modules.join("kernel")).unwrap();
+    for (name, depends) in
+        [("virtio", ""), ("virtio_mmio", "virtio"), ("virtio_blk", "virtio"), ("virtio_net", "virtio")]
+    {
+        fs::write(modules.join("kernel").join(format!("{name}.ko")), module("6.1.0", depends, "")).unwrap();
+    }
+    fs::write(modules.join("modules.builtin"), "kernel/fs/ext4/ext4.ko\n").unwrap();
+    (image, modules)
 }
