@@ -38,21 +38,24 @@ impl fmt::Debug for Credentials {
     }
 }
 
-impl From<Credentials> for RegistryAuth {
-    fn from(credentials: Credentials) -> Self {
-        match credentials {
-            Credentials::Basic { username, password } => Self::Basic(username, password),
-            Credentials::Bearer(token) => Self::Bearer(token),
-        }
-    }
-}
-
 /// What was found for a registry in Docker's configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) auth: RegistryAuth,
+    /// A token that is good for tokens only. It goes before `auth`.
+    pub(crate) identity: Option<String>,
     /// Why there is nothing better, if something went wrong: it explains a refusal that may follow.
     pub(crate) note: Option<String>,
+}
+
+impl From<Credentials> for Found {
+    fn from(credentials: Credentials) -> Self {
+        let auth = match credentials {
+            Credentials::Basic { username, password } => RegistryAuth::Basic(username, password),
+            Credentials::Bearer(token) => RegistryAuth::Bearer(token),
+        };
+        Self { auth, identity: None, note: None }
+    }
 }
 
 /// Docker's `config.json`: the given file or folder, else `$DOCKER_CONFIG`, else `~/.docker`.
@@ -72,15 +75,14 @@ pub(crate) fn docker_config_path(given: Option<&Path>) -> Option<PathBuf> {
 ///
 /// Never fails: what can't be had is asked for without, and the note tells why.
 pub(crate) async fn from_docker(config: Option<&Path>, registry: &str) -> Found {
-    let anonymous = |note| Found { auth: RegistryAuth::Anonymous, note };
+    let anonymous = |note| Found { auth: RegistryAuth::Anonymous, identity: None, note };
     let Some(config) = config.map(Path::to_owned) else { return anonymous(None) };
     let registry = registry.to_owned();
     let path = config.clone();
     // A helper is a process that is waited for.
     let lookup = tokio::task::spawn_blocking(move || lookup(&path, &registry));
     let problem = match tokio::time::timeout(HELPER_TIMEOUT, lookup).await {
-        Ok(Ok(Ok(Some(auth)))) => return Found { auth, note: None },
-        Ok(Ok(Ok(None))) => return anonymous(None),
+        Ok(Ok(Ok(found))) => return found.unwrap_or_else(|| anonymous(None)),
         Ok(Ok(Err(error))) => error.to_string(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("the credential helper did not answer within {} s", HELPER_TIMEOUT.as_secs()),
@@ -89,7 +91,7 @@ pub(crate) async fn from_docker(config: Option<&Path>, registry: &str) -> Found 
     anonymous(Some(format!("no credentials from {}: {}", config.display(), problem.trim())))
 }
 
-fn lookup(config: &Path, registry: &str) -> Result<Option<RegistryAuth>, CredentialRetrievalError> {
+fn lookup(config: &Path, registry: &str) -> Result<Option<Found>, CredentialRetrievalError> {
     let file = match File::open(config) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -97,8 +99,12 @@ fn lookup(config: &Path, registry: &str) -> Result<Option<RegistryAuth>, Credent
     };
     let key = if registry == "docker.io" { DOCKER_HUB_KEY } else { registry };
     match docker_credential::get_credential_from_reader(BufReader::new(file), key) {
-        Ok(DockerCredential::UsernamePassword(username, password)) => Ok(Some(RegistryAuth::Basic(username, password))),
-        Ok(DockerCredential::IdentityToken(token)) => Ok(Some(RegistryAuth::Bearer(token))),
+        Ok(DockerCredential::UsernamePassword(username, password)) => {
+            Ok(Some(Credentials::Basic { username, password }.into()))
+        }
+        Ok(DockerCredential::IdentityToken(token)) => {
+            Ok(Some(Found { auth: RegistryAuth::Anonymous, identity: Some(token), note: None }))
+        }
         Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
         // What every helper of Docker's own says, on its standard output, when it has nothing.
         Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("credentials not found") => {
@@ -135,21 +141,43 @@ mod tests {
         assert_eq!(from_docker(Some(&path), "quay.io").await.auth, RegistryAuth::Anonymous);
     }
 
-    #[tokio::test]
-    async fn a_helper_is_asked_and_its_failure_noted() {
-        let (dir, path) = config("");
-        // `Command` looks a name with slashes up as a path, which lets the test do without changing PATH.
+    /// Runs the ignored test below with a `PATH` on which the helper is found: this process's own is everybody's.
+    #[test]
+    fn a_helper_is_asked_and_its_failure_noted() {
+        let (dir, path) = config(r#"{"credsStore":"x"}"#);
         let helper = dir.path().join("docker-credential-x");
-        std::fs::write(&helper, "#!/bin/sh\nread host\n[ $host = good ] || { echo broken >&2; exit 1; }\necho '{\"Username\":\"u\",\"Secret\":\"s\"}'\n")
-            .unwrap();
+        let script = "#!/bin/sh\nread host\ncase $host in\n\
+                      good) echo '{\"Username\":\"u\",\"Secret\":\"s\"}' ;;\n\
+                      none) echo 'credentials not found in native keychain'; exit 1 ;;\n\
+                      *) echo broken >&2; exit 1 ;;\nesac\n";
+        std::fs::write(&helper, script).unwrap();
         std::fs::set_permissions(&helper, std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::create_dir(dir.path().join("docker-credential-")).unwrap();
-        let name = format!("/../../..{}", helper.display());
-        let _ = name;
-        std::fs::write(&path, r#"{"credHelpers":{"good":"does-not-exist"}}"#).unwrap();
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "credentials::tests::with_the_helper_on_the_path", "--ignored"])
+            .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
+            .env("DOCKER_CONFIG", path.parent().unwrap())
+            .env("AENV_TEST_HELPER", "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[tokio::test]
+    #[ignore = "run by a_helper_is_asked_and_its_failure_noted"]
+    async fn with_the_helper_on_the_path() {
+        if std::env::var_os("AENV_TEST_HELPER").is_none() {
+            eprintln!("skipped: only of use to the test that runs it");
+            return;
+        }
+        let path = docker_config_path(None).unwrap();
         let found = from_docker(Some(&path), "good").await;
+        assert_eq!((found.auth, found.note), (RegistryAuth::Basic("u".into(), "s".into()), None));
+        let found = from_docker(Some(&path), "none").await;
+        assert_eq!((found.auth, found.note), (RegistryAuth::Anonymous, None));
+        let found = from_docker(Some(&path), "bad").await;
         assert_eq!(found.auth, RegistryAuth::Anonymous);
-        assert!(found.note.unwrap().contains("credential helper"), "the note tells what failed");
+        assert!(found.note.unwrap().contains("broken"), "the note tells what failed");
     }
 
     #[tokio::test]

@@ -15,9 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{ImportError, ToolError};
 use crate::unpack::Tally;
+use crate::workspace::free_space;
 
 const BLOCK: u64 = 4096;
 const INODE: u64 = 256;
+/// Smallest file system that is made: half of it is the smallest journal and its like.
+const SMALLEST: u64 = 16 << 20;
 /// All of them are mounted by Linux 6.1, and by any since 4.x. Spelled out, so that the host's `mke2fs.conf` has no say.
 const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,\
                         large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
@@ -40,17 +43,25 @@ impl Default for DiskSize {
     }
 }
 
+/// The measures of a file system to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plan {
+    size: Bytes,
+    inodes: u64,
+    journal: Bytes,
+}
+
 impl DiskSize {
-    /// The size and number of inodes for a tree.
-    fn plan(self, tally: Tally) -> (Bytes, u64) {
+    fn plan(self, tally: Tally) -> Plan {
         let content = tally.blocks * BLOCK;
-        // One inode for 16 KiB of slack is the customary ratio; small files beyond it have no room for their data.
-        let slack = self.slack.get().max(self.minimum.get().saturating_sub(content));
-        let inodes = tally.inodes + tally.inodes / 8 + 1024 + slack / (16 << 10);
-        // Inode tables, a journal of at most 1/16 (64 MiB from 2 GiB on), bitmaps and group descriptors, extent trees.
-        let metadata = inodes * INODE + (content + slack) / 16 + (16 << 20);
-        let size = Bytes(content + slack + metadata).max(self.minimum).round_up(Bytes::mib(1));
-        (size, inodes)
+        let size = (content + self.slack.get()).max(self.minimum.get()).max(SMALLEST);
+        // One inode for 16 KiB of free space is the customary ratio; the image's own come on top.
+        let inodes = tally.inodes + 1024 + size.saturating_sub(content) / (16 << 10);
+        // A journal of this size is never the bottleneck of one sandbox, and every block of it is written over time.
+        let journal = Bytes(size / 64).max(Bytes::mib(4)).min(Bytes::mib(64)).round_up(Bytes::mib(1));
+        // Bitmaps, group descriptors with room to grow, extent trees: well below 1/32.
+        let needed = content + self.slack.get() + inodes * INODE + journal.get() + size / 32 + (1 << 20);
+        Plan { size: Bytes(needed.max(self.minimum.get()).max(SMALLEST)).round_up(Bytes::mib(1)), inodes, journal }
     }
 }
 
@@ -65,17 +76,23 @@ pub(crate) async fn build(
     size: DiskSize,
     cancel: &CancellationToken,
 ) -> Result<Bytes, ImportError> {
-    let (mut bytes, inodes) = size.plan(tally);
+    let mut plan = size.plan(tally);
+    let folder = image.parent().unwrap_or(image);
+    let free = free_space(folder).map_err(|source| ImportError::io("look at the space of", folder, source))?;
+    let written = tally.blocks * BLOCK + tally.inodes * INODE + plan.journal.get();
+    if written > free.get() {
+        return Err(ImportError::NoSpace { doing: "make the root file system".to_owned(), free: Some(free) });
+    }
     // The plan is an estimate. Where it is short, say so and take more, rather than always reserve for the worst.
     const ATTEMPTS: usize = 3;
     for attempt in 1.. {
-        let file = std::fs::File::create(image).and_then(|file| file.set_len(bytes.get()));
+        let file = std::fs::File::create(image).and_then(|file| file.set_len(plan.size.get()));
         file.map_err(|source| ImportError::io("create", image, source))?;
-        match run(mkfs(dir, image, inodes), None, cancel).await {
+        match run(mkfs(dir, image, plan), None, cancel).await {
             Ok(()) => break,
             Err(Failure::Tool(error)) if attempt < ATTEMPTS && error.image_was_full() => {
-                tracing::warn!(size = %bytes, "file system was planned too small, trying a larger one");
-                bytes = Bytes(bytes.get() + bytes.get() / 4).round_up(Bytes::mib(1));
+                tracing::warn!(size = %plan.size, "file system was planned too small, trying a larger one");
+                plan.size = Bytes(plan.size.get() + plan.size.get() / 4).round_up(Bytes::mib(1));
             }
             Err(failure) => return Err(failure.into_import(image)),
         }
@@ -91,15 +108,17 @@ pub(crate) async fn build(
     let mut debugfs = tool("debugfs");
     debugfs.arg("-w").arg("-f").arg("-").arg(image);
     run(debugfs, Some(script), cancel).await.map_err(|failure| failure.into_import(image))?;
-    Ok(bytes)
+    Ok(plan.size)
 }
 
-fn mkfs(dir: &Path, image: &Path, inodes: u64) -> Command {
+fn mkfs(dir: &Path, image: &Path, plan: Plan) -> Command {
     let mut command = tool("mkfs.ext4");
     command
         .args(["-q", "-F", "-b", "4096", "-I", "256", "-m", "0", "-L", LABEL, "-O", FEATURES])
         .arg("-N")
-        .arg(inodes.to_string())
+        .arg(plan.inodes.to_string())
+        .arg("-J")
+        .arg(format!("size={}", plan.journal.get() >> 20))
         // A fresh sparse file is zero: inode tables count as cleared, so that no guest kernel clears them in the
         // background, and the journal needs no clearing.
         .args(["-E", "lazy_itable_init=0,lazy_journal_init=1,root_owner=0:0"])
@@ -128,7 +147,7 @@ impl Failure {
             Self::Cancelled => ImportError::Cancelled,
             Self::Tool(error) if error.disk_was_full() => ImportError::NoSpace {
                 doing: "make the root file system".to_owned(),
-                free: crate::workspace::free_space(image.parent().unwrap_or(image)).ok(),
+                free: free_space(image.parent().unwrap_or(image)).ok(),
             },
             Self::Tool(error) => ImportError::Tool { source: error },
         }

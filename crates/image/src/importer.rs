@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use aenv_model::Bytes;
@@ -13,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::compression::decompress;
-use crate::credentials::{Credentials, Found, docker_config_path, from_docker};
+use crate::credentials::{Credentials, docker_config_path, from_docker};
 use crate::error::{ImportError, ImportErrorKind};
 use crate::ext4::{self, DiskSize};
 use crate::image_config::ImageConfig;
@@ -215,7 +214,12 @@ impl Import<'_> {
     ) -> Result<(Resolved, Registry), ImportError> {
         let config = &self.importer.config;
         let mut failures: Vec<ImportError> = Vec::new();
-        for candidate in image.candidates(&config.search_registries) {
+        let mut candidates = image.candidates(&config.search_registries);
+        if credentials.is_some() {
+            // They are for one registry, and no other shall see them.
+            candidates.truncate(1);
+        }
+        for candidate in candidates {
             match self.look_up(candidate, credentials.clone()).await {
                 Ok(found) => return Ok(found),
                 Err(error) => match error.kind() {
@@ -251,7 +255,7 @@ impl Import<'_> {
             return Err(ImportError::NotAllowed { registry: host.to_owned(), allowed });
         }
         let found = match credentials {
-            Some(credentials) => Found { auth: credentials.into(), note: None },
+            Some(credentials) => credentials.into(),
             None => from_docker(self.importer.docker_config.as_deref(), host).await,
         };
         let registry = Registry::new(reference, found, &config.plain_http_hosts, config.patience)?;
@@ -274,7 +278,9 @@ impl Import<'_> {
             return Err(ImportError::NoSpace { doing, free: Some(free) });
         }
         let config = &self.importer.config;
-        let budget = Budget::new(config.max_unpacked, free, config.max_files);
+        // The rest of the node lives on this disk as well.
+        let usable = Bytes(free.get() - free.get() / 16);
+        let budget = Budget::new(config.max_unpacked, usable, config.max_files);
         let unpacker = Unpacker::new(root, budget, self.cancel.clone());
         let mut unpacker = unpacker.map_err(|source| self.layer_error(0, source))?;
         let total = layers.len();
@@ -367,12 +373,17 @@ impl Import<'_> {
         let (send, mut receive) = mpsc::channel::<u64>(4);
         let work = self.blocking(move |cancel| {
             let cancel = cancel.clone();
+            // All but the lowest layer are read twice, which is one progress to whoever watches.
+            let passes = if index == 0 { 1 } else { 2 };
+            let mut before = 0;
             let open = || {
                 let send = send.clone();
                 let throttle = Throttle::default();
+                let begin = before;
+                before += total_bytes.get() / passes;
                 let input = Metered::new(slice.open()?, cancel.clone(), move |done| {
                     if throttle.passes(done, total_bytes.get()) {
-                        let _ = send.try_send(done);
+                        let _ = send.try_send((begin + done.div_ceil(passes)).min(total_bytes.get()));
                     }
                 });
                 decompress(input)
@@ -451,7 +462,27 @@ fn publish(image: &Path, target: &Path) -> Result<(), ImportError> {
     sync(folder).map_err(|source| ImportError::io("write out", folder, source))
 }
 
-const _: fn() = || {
-    fn shareable<T: Send + Sync>() {}
-    shareable::<Arc<Importer>>();
-};
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_import_may_run_in_a_task_of_its_own() {
+        let importer = Importer::new(ImporterConfig::new("/nowhere/to/work"));
+        let import = async move {
+            let reference: ImageReference = "oci:/no/such/folder".parse().unwrap();
+            importer.import(&reference, None, Path::new("/nowhere/x"), &|_| {}, CancellationToken::new()).await
+        };
+        tokio::spawn(import).await.unwrap().unwrap_err();
+    }
+
+    #[test]
+    fn reports_are_let_through_at_both_ends_and_each_mebibyte() {
+        let throttle = Throttle::default();
+        let passed: Vec<u64> = [0, 10, 1 << 19, 1 << 20, (1 << 20) + 1, (3 << 20) + 5, 3_200_000]
+            .into_iter()
+            .filter(|done| throttle.passes(*done, 3_200_000))
+            .collect();
+        assert_eq!(passed, [0, 1 << 20, (3 << 20) + 5, 3_200_000]);
+    }
+}

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use aenv_image::{ImportErrorKind, Importer, Progress};
+use aenv_model::Bytes;
 use common::{Bench, Ext4, Image, Tar, gzip, root, sha256};
 use tar::EntryType;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +17,56 @@ fn two_layers() -> Image {
     let mut upper = Tar::default();
     upper.file("bin/hello", b"new").file("etc/.wh.gone", b"").file("srv/b", b"b").file("srv/.wh..wh..opq", b"");
     Image::of([lower.finish(), upper.finish()])
+}
+
+fn one_file(content: &[u8]) -> Image {
+    Image::of([Tar::default().file("f", content).finish()])
+}
+
+/// An archive of `files`.
+fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut tar = Tar::default();
+    for (name, data) in files {
+        tar.file(name, data);
+    }
+    tar.finish()
+}
+
+/// What `docker save` of old wrote: layer folders, and a link for a layer that two images share.
+fn legacy_archive(images: &[(&Image, &[&str])]) -> Tar {
+    let mut tar = Tar::default();
+    let mut entries = Vec::new();
+    let mut known: Vec<(Vec<u8>, String)> = Vec::new();
+    for (number, (image, tags)) in images.iter().enumerate() {
+        let file = image.file();
+        let config = format!("{}.json", &sha256(&file)[7..]);
+        tar.file(&config, &file);
+        let mut layers = Vec::new();
+        for (index, layer) in image.layers.iter().enumerate() {
+            let name = format!("{number}-{index}/layer.tar");
+            match known.iter().find(|(bytes, _)| bytes == layer) {
+                Some((_, first)) => tar.symlink(&name, &format!("../{first}")),
+                None => tar.file(&name, layer),
+            };
+            known.push((layer.clone(), name.clone()));
+            layers.push(name);
+        }
+        entries.push(serde_json::json!({"Config": config, "RepoTags": tags, "Layers": layers}));
+    }
+    tar.file("manifest.json", &serde_json::to_vec(&entries).unwrap());
+    tar
+}
+
+#[track_caller]
+fn assert_nothing_left(bench: &Bench) {
+    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+    assert!(!bench.target().exists());
+}
+
+async fn failure(bench: &Bench, reference: &str) -> (ImportErrorKind, String) {
+    let error = bench.import(reference).await.unwrap_err();
+    assert_nothing_left(bench);
+    (error.kind(), error.report())
 }
 
 #[tokio::test]
@@ -31,7 +83,7 @@ async fn a_layout_becomes_a_root_file_system() {
         bench.import_with(&format!("oci:{}:v1", layout.display()), &tell, CancellationToken::new()).await.unwrap();
     assert_eq!(imported.config.env, ["PATH=/bin"]);
     assert_eq!(imported.config.user.as_deref(), Some("me"));
-    assert!(imported.digest.starts_with("sha256:"));
+    assert_eq!(imported.digest, sha256(&two_layers().parts().1));
     assert_eq!(std::fs::metadata(bench.target()).unwrap().len(), imported.size.get());
     let ext4 = Ext4(bench.target());
     ext4.assert_clean();
@@ -43,5 +95,381 @@ async fn a_layout_becomes_a_root_file_system() {
     assert_eq!(seen.first(), Some(&Progress::Resolving));
     assert_eq!(seen.last(), Some(&Progress::Building));
     assert!(seen.iter().any(|step| matches!(step, Progress::Unpacking { index: 1, total: 2, .. })), "{seen:?}");
-    assert_eq!(bench.leftovers(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+}
+
+#[tokio::test]
+async fn the_file_system_holds_everything_exactly() {
+    if !root() {
+        return;
+    }
+    let mut bench = Bench::new();
+    let capability = [1u8, 0, 0, 2, 0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut tar = Tar::default();
+    let mut top = Tar::header(EntryType::Directory, "./", 0o750);
+    top.set_uid(70_000);
+    top.set_gid(9);
+    top.set_mtime(1_300_000_000);
+    tar.append(top, &[]);
+    let mut ping = Tar::header(EntryType::Regular, "ping", 0o4755);
+    ping.set_uid(100_000);
+    ping.set_gid(200_000);
+    ping.set_size(3);
+    tar.pax(&[("SCHILY.xattr.security.capability", &capability), ("SCHILY.xattr.user.big", &[b'x'; 3000])]);
+    tar.append(ping, b"abc").hard_link("pong", "ping");
+    tar.pax(&[("SCHILY.xattr.trusted.on-link", b"yes")]).symlink("short", "ping").symlink("long", &"t".repeat(99));
+    for (kind, path, major, minor) in [(EntryType::Char, "null", 1, 3), (EntryType::Block, "disk", 259, 70_000)] {
+        let mut header = Tar::header(kind, path, 0o666);
+        header.set_device_major(major).unwrap();
+        header.set_device_minor(minor).unwrap();
+        tar.append(header, &[]);
+    }
+    tar.append(Tar::header(EntryType::Fifo, "pipe", 0o622), &[]);
+    tar.append(Tar::header(EntryType::Directory, "tmp/", 0o1777), &[]);
+    let mut holes = Tar::header(EntryType::Regular, "holes", 0o644);
+    holes.set_size(4096);
+    tar.pax(&[("GNU.sparse.size", b"104857600"), ("GNU.sparse.map", b"52428800,4096")]).append(holes, &[9; 4096]);
+    let layout = bench.dir.path().join("layout");
+    Image::of([tar.finish()]).write_layout(&layout, "x");
+    bench.config.disk.minimum = Bytes::mib(24);
+    let imported = bench.import(&format!("oci:{}", layout.display())).await.unwrap();
+    assert!(imported.size < Bytes::mib(40), "{}: holes take no space", imported.size);
+    let ext4 = Ext4(bench.target());
+    ext4.assert_clean();
+    let stat = |path: &str, key: &str| ext4.stat(path, key);
+    assert_eq!((stat("/", "Mode"), stat("/", "User"), stat("/", "Group")), ("0750".into(), "70000".into(), "9".into()));
+    let time = |seconds: u32| format!("0x{seconds:08x}:00000000");
+    assert_eq!(stat("/", "mtime"), time(1_300_000_000));
+    assert_eq!(stat("/tmp", "mtime"), time(1_600_000_000));
+    assert_eq!(stat("/ping", "mtime"), time(1_600_000_000));
+    assert_eq!((stat("/ping", "Mode"), stat("/ping", "Links")), ("04755".into(), "2".into()));
+    assert_eq!((stat("/ping", "User"), stat("/ping", "Group")), ("100000".into(), "200000".into()));
+    assert_eq!(stat("/ping", "Inode"), stat("/pong", "Inode"));
+    let attributes = ext4.ask("ea_list /ping");
+    assert!(attributes.contains("security.capability (20) = 01 00 00 02 00 0a"), "{attributes}");
+    assert!(attributes.contains("user.big (3000)"), "{attributes}");
+    assert!(ext4.ask("ea_list /short").contains("trusted.on-link (3) = \"yes\""));
+    assert_eq!(stat("/long", "Size"), "99");
+    assert!(ext4.ask("stat /null").contains("01:03"));
+    assert!(ext4.ask("stat /disk").contains("259:70000"));
+    assert_eq!((stat("/pipe", "Type"), stat("/pipe", "Mode")), ("FIFO".into(), "0622".into()));
+    assert_eq!(stat("/tmp", "Mode"), "01777");
+    assert_eq!((stat("/holes", "Size"), stat("/holes", "Blockcount")), ("104857600".into(), "8".into()));
+    let superblock = ext4.ask("stats -h");
+    assert!(superblock.contains("aenv-root"), "{superblock}");
+    assert!(!superblock.contains("orphan_file"), "{superblock}");
+    assert!(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(bench.target()).unwrap()) < 4096, "sparse");
+}
+
+#[tokio::test]
+async fn a_docker_archive_is_read_plain_or_compressed() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let plain = legacy_archive(&[(&two_layers(), &["hello:v1"])]).finish();
+    let file = bench.dir.path().join("saved.tar");
+    for bytes in [plain.clone(), gzip(&plain), zstd::encode_all(plain.as_slice(), 1).unwrap()] {
+        std::fs::write(&file, bytes).unwrap();
+        let imported = bench.import(&format!("docker-archive:{}", file.display())).await.unwrap();
+        assert_eq!(imported.digest, sha256(&two_layers().file()), "the configuration's, as docker's image id");
+        assert_eq!(imported.config.working_dir.as_deref(), Some("/srv"));
+        assert_eq!(Ext4(bench.target()).cat("/bin/hello"), b"new");
+    }
+    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+}
+
+#[tokio::test]
+async fn of_an_archive_of_several_images_the_tag_chooses() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let shared = two_layers();
+    let mut second = Image::of([shared.layers[0].clone(), one_file(b"second").layers[0].clone()]);
+    second.config = serde_json::json!({});
+    let file = bench.dir.path().join("two.tar");
+    std::fs::write(&file, legacy_archive(&[(&shared, &["a:1"]), (&second, &["quay.io/b:2", "b:3"])]).finish()).unwrap();
+    for tag in ["b:3", "2", "quay.io/b:2"] {
+        // A tag with slashes can't be told from a path in the text form.
+        let reference = aenv_image::ImageReference::DockerArchive { path: file.clone(), tag: Some(tag.to_owned()) };
+        let importer = Importer::new(bench.config.clone());
+        importer.import(&reference, None, &bench.target(), &|_| {}, CancellationToken::new()).await.unwrap();
+        assert_eq!(Ext4(bench.target()).cat("/f"), b"second");
+        assert_eq!(Ext4(bench.target()).cat("/bin/hello"), b"old", "a layer that is a link to another image's");
+        std::fs::remove_file(bench.target()).unwrap();
+    }
+    for tag in ["", ":c", ":4"] {
+        let (kind, text) = failure(&bench, &format!("docker-archive:{}{tag}", file.display())).await;
+        assert_eq!(kind, ImportErrorKind::NotFound);
+        assert!(text.contains("a:1, quay.io/b:2, b:3"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_archive_that_is_a_layout_is_read_as_one() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let file = bench.dir.path().join("oci.tar");
+    std::fs::write(&file, archive(&two_layers().layout("v1"))).unwrap();
+    for tag in ["", ":v1"] {
+        let imported = bench.import(&format!("docker-archive:{}{tag}", file.display())).await.unwrap();
+        assert_eq!(imported.digest, sha256(&two_layers().parts().1));
+        assert_eq!(Ext4(bench.target()).cat("/srv/b"), b"b");
+    }
+    // Docker since 25 writes both, the layers under the names of blobs.
+    let mut both = two_layers().layout("v1");
+    let (blobs, _) = two_layers().parts();
+    let name = |blob: &[u8]| format!("blobs/{}", sha256(blob).replace(':', "/"));
+    let entry = serde_json::json!([{"Config": name(&two_layers().file()), "RepoTags": ["hello:v1"],
+        "Layers": blobs.iter().map(|blob| name(blob)).collect::<Vec<_>>()}]);
+    both.push(("manifest.json".into(), serde_json::to_vec(&entry).unwrap()));
+    std::fs::write(&file, archive(&both)).unwrap();
+    bench.import(&format!("docker-archive:{}:hello:v1", file.display())).await.unwrap();
+    assert_eq!(Ext4(bench.target()).cat("/srv/b"), b"b");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_not_found() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let layout = bench.dir.path().join("layout");
+    two_layers().write_layout(&layout, "v1");
+    let empty = bench.dir.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    for (reference, words) in [
+        (format!("oci:{}:v2", layout.display()), "v1"),
+        ("oci:/no/such/folder".to_owned(), "no OCI layout"),
+        (format!("oci:{}", empty.display()), "no OCI layout"),
+        ("docker-archive:/no/such/file".to_owned(), "no file"),
+    ] {
+        let (kind, text) = failure(&bench, &reference).await;
+        assert_eq!(kind, ImportErrorKind::NotFound, "{text}");
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn damage_is_told_from_absence() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let layout = bench.dir.path().join("layout");
+    let reference = format!("oci:{}", layout.display());
+    let blob = |data: &[u8]| layout.join("blobs").join(sha256(data).replace(':', "/"));
+    let (blobs, manifest) = two_layers().parts();
+    let damages: [(&Path, Option<&[u8]>, &str); 4] = [
+        (&blob(&blobs[1]), Some(&vec![0; blobs[1].len()]), "has the digest"),
+        (&blob(&blobs[0]), None, "is missing"),
+        (&blob(&manifest), Some(b"{}"), "bytes long"),
+        (&layout.join("index.json"), Some(b"{"), "malformed"),
+    ];
+    for (path, content, words) in damages {
+        two_layers().write_layout(&layout, "v1");
+        match content {
+            Some(content) => std::fs::write(path, content).unwrap(),
+            None => std::fs::remove_file(path).unwrap(),
+        }
+        let (kind, text) = failure(&bench, &reference).await;
+        assert_eq!(kind, ImportErrorKind::Invalid, "{text}");
+        assert!(text.contains(words), "{text}");
+    }
+    let file = bench.dir.path().join("garbage.tar");
+    for garbage in [vec![1; 5000], gzip(&[1; 5000]), gzip(b"")[..10].to_vec()] {
+        std::fs::write(&file, garbage).unwrap();
+        let (kind, text) = failure(&bench, &format!("docker-archive:{}", file.display())).await;
+        assert_eq!(kind, ImportErrorKind::Invalid, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_layer_that_is_not_the_configurations_is_refused() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut swapped = two_layers();
+    let file = bench.dir.path().join("swapped.tar");
+    let config = swapped.file();
+    swapped.layers.swap(0, 1);
+    let mut tar = Tar::default();
+    tar.file("c.json", &config).file("0.tar", &swapped.layers[0]).file("1.tar", &swapped.layers[1]);
+    tar.file("manifest.json", br#"[{"Config":"c.json","RepoTags":null,"Layers":["0.tar","1.tar"]}]"#);
+    std::fs::write(&file, tar.finish()).unwrap();
+    let (kind, text) = failure(&bench, &format!("docker-archive:{}", file.display())).await;
+    assert_eq!(kind, ImportErrorKind::Invalid);
+    assert!(text.contains("unpack layer 1") && text.contains("digest"), "{text}");
+}
+
+#[tokio::test]
+async fn another_architecture_is_refused_with_both_named() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut image = one_file(b"");
+    image.architecture = "riscv64".into();
+    let file = bench.dir.path().join("saved.tar");
+    std::fs::write(&file, legacy_archive(&[(&image, &[])]).finish()).unwrap();
+    let (kind, text) = failure(&bench, &format!("docker-archive:{}", file.display())).await;
+    assert_eq!(kind, ImportErrorKind::WrongArchitecture);
+    assert!(text.contains("linux/riscv64") && text.contains(common::host_architecture()), "{text}");
+}
+
+#[tokio::test]
+async fn a_failed_import_leaves_the_target_as_it_was() {
+    if !root() {
+        return;
+    }
+    let bench = Bench::new();
+    let layout = bench.dir.path().join("layout");
+    Image::of([Tar::default().file("../escape", b"").finish()]).write_layout(&layout, "x");
+    std::fs::write(bench.target(), "before").unwrap();
+    let error = bench.import(&format!("oci:{}", layout.display())).await.unwrap_err();
+    assert_eq!(error.kind(), ImportErrorKind::Invalid);
+    assert!(error.report().contains("parent directory"), "{}", error.report());
+    assert_eq!(std::fs::read(bench.target()).unwrap(), b"before");
+    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+}
+
+#[tokio::test]
+async fn an_image_larger_than_allowed_is_refused() {
+    if !root() {
+        return;
+    }
+    let mut bench = Bench::new();
+    bench.config.max_unpacked = Bytes::mib(1);
+    let layout = bench.dir.path().join("layout");
+    one_file(&vec![0; 2 << 20]).write_layout(&layout, "x");
+    let (kind, text) = failure(&bench, &format!("oci:{}", layout.display())).await;
+    assert_eq!(kind, ImportErrorKind::Invalid);
+    assert!(text.contains("more than 1.0 MiB"), "{text}");
+}
+
+#[tokio::test]
+async fn sweeping_removes_what_a_killed_import_left_and_nothing_else() {
+    let bench = Bench::new();
+    let work = &bench.config.work_dir;
+    let importer = Importer::new(bench.config.clone());
+    assert_eq!(importer.sweep().unwrap(), [] as [PathBuf; 0], "no work directory yet");
+    std::fs::create_dir_all(work.join("import-abc/root/etc")).unwrap();
+    std::fs::create_dir_all(work.join("something")).unwrap();
+    std::fs::write(work.join("import-file"), "").unwrap();
+    assert_eq!(importer.sweep().unwrap(), [work.join("import-abc")]);
+    assert!(work.join("something").exists() && work.join("import-file").exists());
+}
+
+/// A small file system of its own, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None`, said aloud, where mounting isn't allowed.
+    fn mount(size: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("none", dir.path(), "tmpfs", flags, options.as_c_str()) {
+            Ok(()) => Some(Self(dir)),
+            Err(error) => {
+                eprintln!("skipped: mounting a tmpfs failed: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_as_such_and_nothing_is_left() {
+    if !root() {
+        return;
+    }
+    let Some(disk) = SmallDisk::mount("24m") else { return };
+    let mut bench = Bench::new();
+    let layout = bench.dir.path().join("layout");
+    bench.config.work_dir = disk.0.path().join("work");
+    let target = disk.0.path().join("rootfs.ext4");
+    let importer = Importer::new(bench.config.clone());
+    // One that is seen while unpacking, one before the file system is made, and one that nobody foresees.
+    for megabytes in [30, 15, 9] {
+        let content = vec![1; megabytes << 20];
+        let _ = std::fs::remove_dir_all(&layout);
+        one_file(&content).write_layout(&layout, "x");
+        let filler = disk.0.path().join("filler");
+        let grow = filler.clone();
+        // In the last case the space goes while the import runs.
+        let tell = move |step: Progress| {
+            if step == Progress::Building && megabytes == 9 {
+                std::fs::write(&grow, vec![1; 3 << 20]).unwrap();
+            }
+        };
+        let reference = format!("oci:{}", layout.display()).parse().unwrap();
+        let error = importer.import(&reference, None, &target, &tell, CancellationToken::new()).await.unwrap_err();
+        assert_eq!(error.kind(), ImportErrorKind::NoSpace, "{megabytes}: {}", error.report());
+        assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+        assert!(!target.exists());
+        let _ = std::fs::remove_file(filler);
+    }
+    one_file(b"fits").write_layout(&layout, "y");
+    let reference = format!("oci:{}:y", layout.display()).parse().unwrap();
+    importer.import(&reference, None, &target, &|_| {}, CancellationToken::new()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_target_on_another_file_system_is_refused_at_once() {
+    if !root() {
+        return;
+    }
+    let Some(disk) = SmallDisk::mount("1m") else { return };
+    let bench = Bench::new();
+    let importer = Importer::new(bench.config.clone());
+    let reference = "oci:/not/looked/at".parse().unwrap();
+    let target = disk.0.path().join("x");
+    let error = importer.import(&reference, None, &target, &|_| {}, CancellationToken::new()).await.unwrap_err();
+    assert_eq!(error.kind(), ImportErrorKind::Io);
+    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+}
+
+/// Runs the ignored test below as nobody.
+#[test]
+fn anyone_but_root_is_told_so_at_once() {
+    use std::os::unix::process::CommandExt;
+    if !root() {
+        return;
+    }
+    // A copy where nobody may read it; the build directory is root's on some machines.
+    let dir =
+        tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let program = dir.path().join("test");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let output = std::process::Command::new(&program)
+        .args(["--exact", "as_nobody", "--ignored"])
+        .uid(65534)
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "run by anyone_but_root_is_told_so_at_once"]
+async fn as_nobody() {
+    if rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only of use to the test that runs it");
+        return;
+    }
+    let (kind, text) = failure(&Bench::new(), "oci:/not/looked/at").await;
+    assert_eq!(kind, ImportErrorKind::NotPermitted);
+    assert!(text.contains("needs root"), "{text}");
 }

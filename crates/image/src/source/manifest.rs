@@ -35,8 +35,6 @@ pub(crate) struct Descriptor {
     pub(crate) digest: String,
     pub(crate) size: u64,
     #[serde(default)]
-    pub(crate) urls: Option<Vec<String>>,
-    #[serde(default)]
     platform: Option<Platform>,
     #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,

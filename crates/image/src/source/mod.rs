@@ -5,6 +5,7 @@ mod layout;
 mod manifest;
 pub(crate) mod registry;
 mod slice;
+mod token;
 
 use std::path::Path;
 

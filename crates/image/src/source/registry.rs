@@ -14,6 +14,7 @@ use oci_client::{Client, Reference, RegistryOperation};
 use tokio::io::AsyncWriteExt;
 
 use super::manifest::{ACCEPTED, Descriptor, Manifest, choose, invalid};
+use super::token::{self, http_client};
 use super::{Blob, MAX_METADATA, Resolved, assemble};
 use crate::credentials::Found;
 use crate::error::ImportError;
@@ -30,8 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from
 pub(crate) struct Registry {
     client: Client,
     reference: Reference,
-    auth: RegistryAuth,
-    note: Option<String>,
+    found: Found,
+    plain: bool,
     patience: Duration,
 }
 
@@ -51,12 +52,12 @@ impl Registry {
             protocol: if plain { ClientProtocol::Http } else { ClientProtocol::Https },
             connect_timeout: Some(CONNECT_TIMEOUT),
             read_timeout: Some(READ_TIMEOUT),
-            user_agent: concat!("aenv/", env!("CARGO_PKG_VERSION")),
+            user_agent: token::USER_AGENT,
             ..ClientConfig::default()
         };
         let client = Client::try_from(config)
             .map_err(|source| ImportError::Unreachable { registry: host.to_owned(), source: Box::new(source) })?;
-        Ok(Self { client, reference, auth: found.auth, note: found.note, patience })
+        Ok(Self { client, reference, found, plain, patience })
     }
 
     /// Finds the image, and of several platforms' this machine's.
@@ -93,12 +94,30 @@ impl Registry {
     /// Gets a token if the registry hands them out. Done apart from the first request, as the client would go on
     /// without a token that it was refused, and the refusal's words would be lost.
     async fn authorize(&self) -> Result<(), ImportError> {
-        let done = self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await;
+        let auth = match &self.found.identity {
+            Some(identity) => match self.exchange(identity).await? {
+                Some(token) => RegistryAuth::Bearer(token),
+                None => RegistryAuth::Anonymous,
+            },
+            None => self.found.auth.clone(),
+        };
+        let done = self.client.auth(&self.reference, &auth, RegistryOperation::Pull).await;
         done.map(|_| ()).map_err(|error| self.explain(error))
     }
 
+    /// Trades an identity token for an access token, which the client can't. `None` if the registry wants none.
+    async fn exchange(&self, identity: &str) -> Result<Option<String>, ImportError> {
+        let client = http_client(CONNECT_TIMEOUT, READ_TIMEOUT).map_err(|error| self.explain(error.into()))?;
+        let scheme = if self.plain { "http" } else { "https" };
+        let url = format!("{scheme}://{}/v2/", self.reference.resolve_registry());
+        token::exchange(&client, &url, self.reference.repository(), identity).await.map_err(|error| match error {
+            token::ExchangeError::Request(error) => self.explain(error.into()),
+            token::ExchangeError::Refused(words) => self.explain(OciDistributionError::AuthenticationFailure(words)),
+        })
+    }
+
     async fn manifest(&self, reference: &Reference) -> Result<(Vec<u8>, String), ImportError> {
-        let pulled = self.client.pull_manifest_raw(reference, &self.auth, ACCEPTED).await;
+        let pulled = self.client.pull_manifest_raw(reference, &self.found.auth, ACCEPTED).await;
         let (data, digest) = pulled.map_err(|error| self.explain(error))?;
         if data.len() as u64 > MAX_METADATA {
             return Err(invalid(&self.reference.whole(), format!("its manifest takes {} bytes", data.len())));
@@ -144,7 +163,9 @@ impl Registry {
     }
 
     async fn open(&self, blob: &Descriptor) -> Result<oci_client::client::SizedStream, ImportError> {
-        let layer = LayerDescriptor { digest: &blob.digest, urls: &blob.urls };
+        // A manifest may name other places for a blob (Windows' base layers do). Those are nobody's choice but its
+        // author's, so they aren't asked.
+        let layer = LayerDescriptor { digest: &blob.digest, urls: &None };
         self.client.pull_blob_stream(&self.reference, &layer).await.map_err(|error| self.explain(error))
     }
 
@@ -180,7 +201,7 @@ impl Registry {
         let registry = self.reference.registry().to_owned();
         let not_found = |words| ImportError::NotFound { image: image.clone(), words };
         let unauthorized = |words: String| {
-            let words = match &self.note {
+            let words = match &self.found.note {
                 Some(note) => format!("{words} ({note})"),
                 None => words,
             };

@@ -166,4 +166,9 @@ impl Unpacker {
 }
 
 #[cfg(test)]
+#[path = "../../tests/common/layer.rs"]
+mod layer;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod tests;
