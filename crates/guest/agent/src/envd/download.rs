@@ -260,9 +260,5 @@ fn sniff(head: &[u8]) -> HeaderValue {
         Ok(_) => true,
         Err(error) => error.error_len().is_none() && head.len() == SNIFF_SIZE,
     };
-    if utf8 && !head.iter().any(control) {
-        HeaderValue::from_static("text/plain; charset=utf-8")
-    } else {
-        OCTETS
-    }
+    if utf8 && !head.iter().any(control) { HeaderValue::from_static("text/plain; charset=utf-8") } else { OCTETS }
 }
