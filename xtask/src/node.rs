@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread;
@@ -36,31 +35,22 @@ impl Home {
         let dir = paths::kept().join("homes").join(name);
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let home = Self { dir };
-        home.share("guest")?;
-        home.share("cache")?;
-        let guest = toml::Table::from_iter([("agent_path".to_owned(), text(&artifacts.agent)?.into())]);
+        // Named by content, so that our homes may share them: the guest kernel is fetched once.
+        let shared = paths::kept().join("shared");
+        let guest = toml::Table::from_iter([
+            ("agent_path".to_owned(), text(&artifacts.agent)?.into()),
+            ("kit_path".to_owned(), text(&shared.join("guest"))?.into()),
+        ]);
         let config = toml::Table::from_iter([
             // Relative paths start at the file's own folder.
             ("home_path".to_owned(), "home".into()),
             ("runtime_path".to_owned(), runtime_path(name).into()),
+            ("cache_path".to_owned(), text(&shared.join("cache"))?.into()),
             ("guest".to_owned(), guest.into()),
         ]);
         let path = home.config();
         fs::write(&path, toml::to_string(&config)?).with_context(|| format!("write {}", path.display()))?;
         Ok(home)
-    }
-
-    /// Makes `name` below the home one folder with that of every other home of ours. What is in it is named by its
-    /// content, so that nobody minds, and the guest kernel is fetched once.
-    fn share(&self, name: &str) -> Result<()> {
-        let shared = paths::kept().join("shared").join(name);
-        fs::create_dir_all(&shared).with_context(|| format!("create {}", shared.display()))?;
-        let link = self.dir.join("home").join(name);
-        if link.symlink_metadata().is_err() {
-            fs::create_dir_all(self.dir.join("home")).context("create a home")?;
-            symlink(&shared, &link).with_context(|| format!("link {}", link.display()))?;
-        }
-        Ok(())
     }
 
     /// The configuration file.
