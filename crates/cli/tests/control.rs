@@ -1,0 +1,259 @@
+//! Commands that speak to the control plane only, against its stand-in.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+use support::server::{Server, listed, sandbox};
+use support::{KEY, SANDBOX, TEMPLATE, User};
+
+fn next_token(token: &str) -> HeaderMap {
+    HeaderMap::from_iter([("x-next-token".parse().unwrap(), token.parse().unwrap())])
+}
+
+fn status(status: &str, entries: &[&str]) -> Value {
+    let entry = |message: &&str| json!({"timestamp": "2026-01-31T12:00:00Z", "message": message, "level": "info"});
+    json!({"templateID": TEMPLATE, "buildID": TEMPLATE, "status": status, "logs": entries,
+        "logEntries": entries.iter().map(entry).collect::<Vec<_>>()})
+}
+
+fn created() -> Value {
+    json!({"templateID": TEMPLATE, "buildID": TEMPLATE, "public": false, "names": ["x"], "tags": [], "aliases": ["x"]})
+}
+
+#[tokio::test]
+async fn auth_keeps_what_it_is_told_for_its_owner_only() {
+    let user = User::fresh();
+    let ran = user.run_with_input(&["auth"], &format!("\n  {KEY} \n")).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
+    assert!(ran.stdout.starts_with("AENV server URL [http://localhost:8000]: "), "{ran:?}");
+    assert!(ran.stdout.ends_with("Credentials saved.\n"), "{ran:?}");
+    let text = std::fs::read_to_string(user.credentials_path()).unwrap();
+    assert_eq!(text, format!("url = \"http://localhost:8000\"\napi_key = \"{KEY}\"\n"));
+    assert_eq!(user.credentials_path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn auth_refuses_an_empty_key_and_an_address_that_is_none() {
+    let user = User::fresh();
+    let ran = user.run_with_input(&["auth"], "\n\n").await;
+    assert!(ran.code == Some(1) && ran.stderr.contains("key is empty"), "{ran:?}");
+    let ran = user.run_with_input(&["auth"], "localhost:8000\nk\n").await;
+    assert!(ran.code == Some(1) && ran.stderr.contains("http://HOST:PORT"), "{ran:?}");
+    assert!(!user.credentials_path().exists());
+}
+
+#[tokio::test]
+async fn stored_credentials_are_used() {
+    let server = Server::start().await;
+    server.answer("GET /v2/sandboxes", 200, json!([]));
+    let user = User::fresh();
+    assert_eq!(user.run_with_input(&["auth"], &format!("{}\n{KEY}\n", server.url)).await.code, Some(0));
+    let ran = user.run(&["list"]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "[]\n"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn without_credentials_the_way_to_get_some_is_named() {
+    let ran = User::fresh().run(&["list"]).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("aenv auth") && ran.stderr.contains(".config/aenv/credentials"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_list_is_the_servers_words_as_json_over_all_pages() {
+    let server = Server::start().await;
+    let mut first = listed("running");
+    first["later"] = json!({"kept": true});
+    server.answer_with("GET /v2/sandboxes", 200, json!([first]), next_token("more"));
+    server.answer("GET /v2/sandboxes", 200, json!([listed("paused")]));
+    let ran = User::of(&server.url).run(&["list"]).await;
+    let printed: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(printed, json!([first, listed("paused")]), "{ran:?}");
+    let lines: Vec<_> = server.calls().into_iter().map(|call| call.line).collect();
+    assert_eq!(lines, ["GET /v2/sandboxes?limit=100", "GET /v2/sandboxes?limit=100&nextToken=more"]);
+}
+
+#[tokio::test]
+async fn a_table_is_for_people() {
+    let server = Server::start().await;
+    server.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    let ran = User::of(&server.url).run(&["ls", "--output", "table"]).await;
+    let lines: Vec<_> = ran.stdout.lines().map(|line| line.split("  ").map(str::trim).collect::<Vec<_>>()).collect();
+    let cells = |line: &[&str]| line.iter().filter(|c| !c.is_empty()).map(|c| (*c).to_owned()).collect::<Vec<_>>();
+    let header = ["SANDBOX ID", "TEMPLATE", "STATE", "CPU", "MEM (MiB)", "DISK (MiB)", "STARTED"];
+    assert_eq!(cells(&lines[0]), header);
+    assert_eq!(cells(&lines[1]), [SANDBOX, "base", "running", "2", "1024", "2048", "2026-01-31 12:00:00Z"]);
+}
+
+#[tokio::test]
+async fn a_refused_key_comes_with_advice() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let ran = Ran::with_key(&user, "wrong").await;
+    assert_eq!(ran.0, Some(1));
+    assert!(ran.1.contains("invalid API key") && ran.1.contains("aenv auth"), "{}", ran.1);
+}
+
+/// Exit code and standard error of `aenv list` with another key.
+struct Ran;
+
+impl Ran {
+    async fn with_key(user: &User, key: &str) -> (Option<i32>, String) {
+        let output = user.command(&["list"]).env("AENV_API_KEY", key).output().await.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named_with_the_way_out() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ran = User::of(&format!("http://{gone}")).run(&["list"]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""));
+    for text in [&gone.to_string(), "aenv-server", "aenv auth", "Connection refused"] {
+        assert!(ran.stderr.contains(text), "{text}: {ran:?}");
+    }
+    assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+}
+
+#[tokio::test]
+async fn usage_errors_exit_with_2() {
+    let user = User::fresh();
+    for words in [&["delete", "box"][..], &["nonsense"], &["timeout", SANDBOX, "-1"], &["start", "x", "--cpu", "2"]] {
+        let ran = user.run(words).await;
+        assert_eq!(ran.code, Some(2), "{words:?}: {ran:?}");
+    }
+    let ran = user.run(&["template", "list", "--version"]).await;
+    assert!(ran.code == Some(0) && ran.stdout.contains(env!("CARGO_PKG_VERSION")), "{ran:?}");
+}
+
+#[tokio::test]
+async fn simple_commands_say_what_they_did() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    server.answer("DELETE /sandboxes/", 204, Value::Null);
+    let ran = user.run(&["rm", SANDBOX]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("Deleted sandbox {SANDBOX}\n")));
+    server.answer(&format!("POST /sandboxes/{SANDBOX}/timeout"), 204, Value::Null);
+    let ran = user.run(&["timeout", SANDBOX, "42"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("Timeout for {SANDBOX} set to 42s\n")));
+    assert_eq!(server.called(&format!("POST /sandboxes/{SANDBOX}/timeout")).unwrap().body, json!({"timeout": 42}));
+}
+
+#[tokio::test]
+async fn an_unknown_sandbox_is_told_in_the_servers_words() {
+    let server = Server::start().await;
+    server.set_sandbox("deleted");
+    for command in ["delete", "connect"] {
+        let ran = User::of(&server.url).run(&[command, SANDBOX]).await;
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.stderr.contains(&format!("error: sandbox {SANDBOX} not found (404)")), "{ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_detached_start_prints_the_id_alone() {
+    let server = Server::start().await;
+    server.answer("POST /sandboxes", 201, sandbox());
+    let user = User::of(&server.url);
+    let ran = user.run(&["start", "base", "-d", "--timeout", "60"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("{SANDBOX}\n")));
+    let body = server.called("POST /sandboxes").unwrap().body;
+    assert_eq!(body, json!({"templateID": "base", "timeout": 60, "secure": true}));
+
+    let ran = user.run(&["start", "--cold", "debian:12", "-d", "--cpu", "2", "--disk-mb", "2048"]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let body = server.called("POST /sandboxes-cold").unwrap().body;
+    let expected = json!({"image": "debian:12", "timeout": 300, "secure": true, "cpuCount": 2, "diskSizeMB": 2048});
+    assert_eq!(body, expected);
+}
+
+#[tokio::test]
+async fn a_pull_is_followed_to_its_end() {
+    let server = Server::start().await;
+    server.answer("POST /v3/templates", 202, created());
+    server.answer(&format!("POST /v2/templates/{TEMPLATE}/builds/{TEMPLATE}"), 202, Value::Null);
+    let poll = format!("GET /templates/{TEMPLATE}/builds/{TEMPLATE}/status");
+    server.answer(&poll, 200, status("building", &["layer 1/2"]));
+    server.answer(&poll, 503, json!({"code": 503, "message": "restarting"}));
+    server.answer(&poll, 200, status("ready", &["layer 2/2"]));
+    let ran = User::of(&server.url).run(&["pull", "oci:/images/base:v1", "--cpu", "2", "--probe", "80"]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let expected =
+        format!("Created template {TEMPLATE} (build {TEMPLATE})\nBuild succeeded: template {TEMPLATE} is ready.\n");
+    assert_eq!(ran.stdout, expected);
+    for text in ["Build status: building", "layer 1/2", "layer 2/2", "asking again"] {
+        assert!(ran.stderr.contains(text), "{text}: {ran:?}");
+    }
+    let create = server.called("POST /v3/templates").unwrap().body;
+    assert_eq!(create, json!({"name": "base", "cpuCount": 2}));
+    let start = server.called(&format!("POST /v2/templates/{TEMPLATE}/builds/{TEMPLATE}")).unwrap().body;
+    let expected = json!({"fromImage": "oci:/images/base:v1", "readyCmd": "bash -c '</dev/tcp/127.0.0.1/80'"});
+    assert_eq!(start, expected);
+    assert!(server.called(&format!("{poll}?logsOffset=1&limit=100")).is_some(), "{:?}", server.calls());
+}
+
+#[tokio::test]
+async fn a_failed_build_says_where_and_why() {
+    let server = Server::start().await;
+    server.answer("POST /v3/templates", 202, created());
+    server.answer("POST /v2/templates", 202, Value::Null);
+    let mut failed = status("error", &[]);
+    failed["reason"] = json!({"message": "manifest unknown", "step": "base"});
+    server.answer("GET /templates", 200, failed);
+    let ran = User::of(&server.url).run(&["pull", "nope"]).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.ends_with("error: Build failed: manifest unknown (step: base)\n"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_pull_can_be_left_to_itself() {
+    let server = Server::start().await;
+    server.answer("POST /v3/templates", 202, created());
+    server.answer("POST /v2/templates", 202, Value::Null);
+    server.answer("GET /templates", 200, status("building", &[]));
+    let user = User::of(&server.url);
+    let ran = user.run(&["pull", "debian:12", "-d"]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stdout.ends_with("Build started. Watch it with: aenv template watch debian\n"), "{ran:?}");
+    let ran = user.run(&["pull", "debian:12", "--timeout", "1"]).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("aenv template watch debian"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn templates_are_found_by_id_and_by_name() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    server.answer("GET /templates/aliases/base", 200, json!({"templateID": TEMPLATE, "public": false}));
+    server.answer("GET /templates/aliases/nope", 404, json!({"code": 404, "message": "template 'nope' not found"}));
+    server.answer(&format!("DELETE /templates/{TEMPLATE}"), 204, Value::Null);
+    for reference in [TEMPLATE, "base"] {
+        let ran = user.run(&["template", "rm", reference]).await;
+        assert_eq!((ran.code, ran.stdout), (Some(0), format!("Deleted template {TEMPLATE}\n")));
+    }
+    let ran = user.run(&["template", "delete", "nope"]).await;
+    assert!(ran.code == Some(1) && ran.stderr.contains("template 'nope' not found"), "{ran:?}");
+
+    let build = json!({"buildID": TEMPLATE, "status": "building", "createdAt": "2026-01-31T12:00:00Z",
+        "updatedAt": "2026-01-31T12:00:00Z", "cpuCount": 2, "memoryMB": 512});
+    let template = json!({"templateID": TEMPLATE, "public": false, "aliases": [], "names": [], "spawnCount": 0,
+        "createdAt": "2026-01-31T12:00:00Z", "updatedAt": "2026-01-31T12:00:00Z", "lastSpawnedAt": null,
+        "builds": [build]});
+    server.answer(&format!("GET /templates/{TEMPLATE}/builds"), 200, status("ready", &[]));
+    server.answer(&format!("GET /templates/{TEMPLATE}"), 200, template);
+    let watched = tokio::time::timeout(Duration::from_secs(20), user.run(&["template", "watch", "base"])).await;
+    let ran = watched.unwrap();
+    assert!(ran.code == Some(0) && ran.stdout.starts_with("Build succeeded"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn completion_scripts_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = User::fresh().run(&["completion", shell]).await;
+        assert!(ran.code == Some(0) && ran.stdout.contains("template"), "{shell}: {ran:?}");
+    }
+}
