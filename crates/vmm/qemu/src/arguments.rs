@@ -12,8 +12,11 @@ use serde_json::json;
 
 /// Id of the serial port's character device.
 pub(crate) const SERIAL: &str = "serial";
-/// virtio-mmio transports of a microvm with ACPI (its second IOAPIC has 24 lines).
-const SLOTS: usize = 24;
+/// The virtio-mmio transports of a microvm with ACPI that work. There are 24, one for each line of the second IOAPIC,
+/// but QEMU's emulated IOAPIC takes line 0 for the timer's, as on the first one: interrupts of transport 0 are lost.
+const SLOTS: std::ops::RangeInclusive<usize> = 1..=23;
+/// The first of them is the entropy device's.
+const FOR_DISKS_AND_NICS: usize = *SLOTS.end() - *SLOTS.start();
 /// Size of the cache of translated code, MiB. Only what is used becomes resident; QEMU's own bound, 1 GiB, would let
 /// one busy guest take as much as several others have for memory. A Python process and its kernel translate to about
 /// 40 MiB.
@@ -50,9 +53,9 @@ pub(crate) fn arguments(
     incoming: bool,
 ) -> Result<Vec<OsString>, VmmError> {
     let refused = |detail: String| VmmError::Refused { operation: "machine spec", detail };
-    if spec.disks.len() + spec.nics.len() + 1 > SLOTS {
+    if spec.disks.len() + spec.nics.len() > FOR_DISKS_AND_NICS {
         return Err(refused(format!(
-            "{} disks and {} network devices, but a microvm has {SLOTS} slots and one is taken by the entropy device",
+            "{} disks and {} network devices, but a microvm has slots for {FOR_DISKS_AND_NICS} together",
             spec.disks.len(),
             spec.nics.len()
         )));
@@ -108,7 +111,10 @@ pub(crate) fn arguments(
         args.nic(spec.disks.len() + index, index, nic)?;
     }
     args.option("-object", "rng-builtin,id=entropy");
-    args.json("-device", &json!({"driver": "virtio-rng-device", "id": "rng", "rng": "entropy", "bus": bus(SLOTS - 1)}));
+    args.json(
+        "-device",
+        &json!({"driver": "virtio-rng-device", "id": "rng", "rng": "entropy", "bus": bus(FOR_DISKS_AND_NICS)}),
+    );
     if incoming {
         args.option("-incoming", "defer");
     }
@@ -139,10 +145,10 @@ fn kernel_command_line(given: &str, accel: Accel) -> String {
     line
 }
 
-/// Slots are named one by one: left to itself QEMU would number the devices by its own rules, and `vda` must be the
-/// first disk.
-fn bus(slot: usize) -> String {
-    format!("virtio-mmio-bus.{slot}")
+/// The bus of the device with this number: disks first, then network devices. From the last slot down, for QEMU's ACPI
+/// tables list the slots in that order, and Linux names disks in the order of the tables.
+fn bus(device: usize) -> String {
+    format!("virtio-mmio-bus.{}", SLOTS.end() - device)
 }
 
 fn utf8(path: &Path) -> Result<&str, VmmError> {
@@ -197,7 +203,7 @@ impl Arguments {
         Ok(())
     }
 
-    fn nic(&mut self, slot: usize, index: usize, nic: &NicSpec) -> Result<(), VmmError> {
+    fn nic(&mut self, device: usize, index: usize, nic: &NicSpec) -> Result<(), VmmError> {
         if nic.tap.contains(|c: char| !c.is_ascii_graphic() || c == ',') {
             return Err(VmmError::Refused { operation: "machine spec", detail: format!("tap name {:?}", nic.tap) });
         }
@@ -207,7 +213,7 @@ impl Arguments {
             "-device",
             &json!({
                 "driver": "virtio-net-device", "id": format!("net{index}-device"), "netdev": format!("net{index}"),
-                "mac": mac, "bus": bus(slot),
+                "mac": mac, "bus": bus(device),
             }),
         );
         Ok(())
@@ -251,10 +257,10 @@ mod tests {
         let line = line(&spec(), Accel::Kvm, false).unwrap();
         let position = |text: &str| line.find(text).unwrap_or_else(|| panic!("no {text} in {line}"));
         assert!(
-            position(r#""bus":"virtio-mmio-bus.0","drive":"disk0""#)
-                < position(r#""bus":"virtio-mmio-bus.1","drive":"disk1""#)
+            position(r#""bus":"virtio-mmio-bus.23","drive":"disk0""#)
+                < position(r#""bus":"virtio-mmio-bus.22","drive":"disk1""#)
         );
-        position(r#""bus":"virtio-mmio-bus.2","driver":"virtio-net-device""#);
+        position(r#""bus":"virtio-mmio-bus.21","driver":"virtio-net-device""#);
         position(r#""mac":"06:00:a9:fe:00:15""#);
         position(r#""mem-path":"/w/a, b""#);
         assert!(!line.contains("tsc") && !line.contains("-incoming"), "{line}");
@@ -270,17 +276,17 @@ mod tests {
     #[test]
     fn more_devices_than_slots_are_refused() {
         let disk = DiskSpec { path: "/dev/null".into(), read_only: true };
-        let full = MachineSpec { disks: vec![disk.clone(); SLOTS - 2], ..spec() };
+        let full = MachineSpec { disks: vec![disk.clone(); FOR_DISKS_AND_NICS - 1], ..spec() };
         assert!(line(&full, Accel::Kvm, false).is_ok());
-        let over = MachineSpec { disks: vec![disk; SLOTS - 1], ..spec() };
+        let over = MachineSpec { disks: vec![disk; FOR_DISKS_AND_NICS], ..spec() };
         assert!(matches!(line(&over, Accel::Kvm, false), Err(VmmError::Refused { .. })));
     }
 
     #[test]
     fn a_missing_disk_is_named() {
-        let missing = MachineSpec { disks: vec![DiskSpec { path: "/nowhere".into(), read_only: true }], ..spec() };
+        let missing = MachineSpec { disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: true }], ..spec() };
         assert!(
-            matches!(line(&missing, Accel::Kvm, false), Err(VmmError::Io { path, .. }) if path == Path::new("/nowhere"))
+            matches!(line(&missing, Accel::Kvm, false), Err(VmmError::Io { path, .. }) if path == Path::new("/nowhere/disk"))
         );
     }
 }

@@ -1,5 +1,6 @@
 //! A live QEMU machine.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,11 @@ use crate::qmp::Qmp;
 /// How long after the end of the process its connections may still bring what it said before: the kernel has closed
 /// them already, so this is reading time.
 const LAST_NEWS: Duration = Duration::from_secs(2);
+
+/// Between a break and its letter, and half the time between two of them: the break and the letter reach QEMU by
+/// different ways, and the guest must have taken one before the other comes. Also what the guest's kernel gets for
+/// writing out its file systems before it is told to make them read-only, and again before it powers off.
+const SYSRQ_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct QemuMachine {
@@ -65,15 +71,24 @@ impl QemuMachine {
 
     /// Asks the guest's kernel, without any help of its user space, to write out its file systems, to make them
     /// read-only and to power off: magic SysRq over the serial console. Distribution kernels allow these three.
-    async fn power_off_by_sysrq(&self) -> Result<(), VmmError> {
-        for key in [b"s", b"u", b"o"] {
-            self.call("power off", &ChardevSendBreak { id: SERIAL }).await?;
-            self.parts
-                .console
-                .write(key)
-                .await
-                .map_err(|e| VmmError::Ended { operation: "power off", detail: format!("console closed: {e}") })?;
+    /// Goes on asking until the machine ends.
+    async fn power_off_by_sysrq(&self) -> Result<Infallible, VmmError> {
+        self.sysrq(b's').await?;
+        self.sysrq(b'u').await?;
+        loop {
+            self.sysrq(b'o').await?;
         }
+    }
+
+    async fn sysrq(&self, key: u8) -> Result<(), VmmError> {
+        self.call("power off", &ChardevSendBreak { id: SERIAL }).await?;
+        tokio::time::sleep(SYSRQ_PAUSE).await;
+        self.parts
+            .console
+            .write(&[key])
+            .await
+            .map_err(|e| VmmError::Ended { operation: "power off", detail: format!("console closed: {e}") })?;
+        tokio::time::sleep(2 * SYSRQ_PAUSE).await;
         Ok(())
     }
 }
@@ -137,8 +152,10 @@ impl Machine for QemuMachine {
             if let Some(exit) = self.ended_by(deadline - grace / 2).await {
                 return Ok(Some(exit));
             }
-            self.power_off_by_sysrq().await?;
-            Ok(self.ended_by(deadline).await)
+            tokio::select! {
+                exit = self.ended_by(deadline) => Ok(exit),
+                asked = self.power_off_by_sysrq() => asked.map(|never| match never {}),
+            }
         };
         match timeout_at(deadline, ask).await {
             Ok(Ok(Some(exit))) => Ok(exit),

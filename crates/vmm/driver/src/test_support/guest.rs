@@ -44,6 +44,7 @@ impl TestGuest {
                 "-static",
                 "-nostdlib",
                 "-ffreestanding",
+                "-mgeneral-regs-only",
                 "-fno-stack-protector",
                 "-fno-pie",
                 "-no-pie",
