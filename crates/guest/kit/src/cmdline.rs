@@ -1,7 +1,7 @@
 //! The kernel arguments that a distribution's kernel wants as a guest, whatever the VMM.
 //!
 //! What depends on the machine (console, clock, reboot method, PCI) is the VMM driver's to add. What each of these saves
-//! is in `docs/adr/0003-guest-kernel.md`; arguments that save nothing measurable are not here.
+//! is in `docs/adr/0003-guest-kernel.md`; what neither saves time nor keeps a guest up is not here.
 
 /// In the order in which they are given, each with its reason.
 const ARGUMENTS: &[(&str, &str)] = &[
@@ -12,10 +12,6 @@ const ARGUMENTS: &[(&str, &str)] = &[
     ("nowatchdog", "a vCPU that the host does not schedule looks like a lockup"),
     ("no_timer_check", "the IO-APIC timer test fails on a busy host, and with it the boot"),
     ("random.trust_cpu=on", "entropy at once; the node adds its own at every start and restore"),
-    (
-        "initcall_blacklist=jent_mod_init",
-        "jitter entropy measures itself for 80 ms, and an emulated CPU has none to give",
-    ),
 ];
 
 /// The arguments as one line.
