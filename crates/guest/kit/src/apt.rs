@@ -67,38 +67,10 @@ impl PrivateApt {
     /// The package files that hold the kernel which `package` stands for: the package itself and what it depends on, as
     /// far as they are kernel images and modules of one version.
     pub(crate) async fn kernel_packages(&self, package: &str) -> Result<Vec<Package>, KitError> {
-        let mut found: Vec<Package> = Vec::new();
-        let mut wanted = vec![package.to_owned()];
-        let mut seen = wanted.clone();
-        while let Some(name) = wanted.pop() {
-            let text = self.run("apt-cache", &["show", "--no-all-versions", &name], None, QUERY_TIMEOUT).await?;
-            let stanzas = deb822::parse(&text);
-            let Some(stanza) = stanzas.first() else {
-                return Err(KitError::Apt {
-                    command: format!("apt-cache show {name}"),
-                    detail: "no such package".into(),
-                });
-            };
-            for dependency in ["Pre-Depends", "Depends"]
-                .iter()
-                .flat_map(|field| deb822::dependencies(stanza.get(field).unwrap_or_default()))
-            {
-                let follow = dependency.starts_with("linux-image-") || is_versioned(&dependency, "linux-modules-");
-                if follow && !seen.contains(&dependency) && seen.len() < MOST_PACKAGES {
-                    seen.push(dependency.clone());
-                    wanted.push(dependency);
-                }
-            }
-            if is_versioned(&name, "linux-image-") || is_versioned(&name, "linux-modules-") {
-                found.push(described(&name, stanza)?);
-            }
-        }
-        if found.is_empty() {
-            let detail = "depends on no kernel image".to_owned();
-            return Err(KitError::Apt { command: format!("apt-cache show {package}"), detail });
-        }
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(found)
+        kernel_chain(package, async |name| {
+            self.run("apt-cache", &["show", "--no-all-versions", name], None, QUERY_TIMEOUT).await
+        })
+        .await
     }
 
     /// The file of `package` in `store`; downloads it unless it is there with the right checksum.
@@ -166,6 +138,43 @@ impl PrivateApt {
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
+}
+
+/// Follows `package` to the versioned packages of kernel image and modules. `show` gives a package's index entry.
+///
+/// Debian: `linux-image-cloud-amd64` → `linux-image-<v>-cloud-amd64`, which holds both. Ubuntu: `linux-image-virtual` →
+/// `linux-image-<v>-generic` → `linux-modules-<v>-generic`.
+async fn kernel_chain(
+    package: &str,
+    show: impl AsyncFn(&str) -> Result<String, KitError>,
+) -> Result<Vec<Package>, KitError> {
+    let refused = |name: &str, detail: &str| KitError::Apt {
+        command: format!("apt-cache show {name}"),
+        detail: detail.to_owned(),
+    };
+    let mut found: Vec<Package> = Vec::new();
+    let mut wanted = vec![package.to_owned()];
+    let mut seen = wanted.clone();
+    while let Some(name) = wanted.pop() {
+        let stanzas = deb822::parse(&show(&name).await?);
+        let stanza = stanzas.first().ok_or_else(|| refused(&name, "no such package"))?;
+        if is_versioned(&name, "linux-image-") || is_versioned(&name, "linux-modules-") {
+            found.push(described(&name, stanza)?);
+        }
+        let depends = ["Pre-Depends", "Depends"].map(|field| stanza.get(field).unwrap_or_default());
+        for dependency in depends.into_iter().flat_map(deb822::dependencies) {
+            let follow = dependency.starts_with("linux-image-") || is_versioned(&dependency, "linux-modules-");
+            if follow && !seen.contains(&dependency) && seen.len() < MOST_PACKAGES {
+                seen.push(dependency.clone());
+                wanted.push(dependency);
+            }
+        }
+    }
+    if !found.iter().any(|package| package.name.starts_with("linux-image-")) {
+        return Err(refused(package, "depends on no kernel image"));
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
 }
 
 /// What differs from the host's configuration; `apt.conf.d` (proxies, certificates) still holds.
@@ -268,6 +277,60 @@ mod tests {
         assert!(is_versioned("linux-modules-6.8.0-31-generic", "linux-modules-"));
         assert!(!is_versioned("linux-image-cloud-amd64", "linux-image-"));
         assert!(!is_versioned("linux-modules-extra-6.8.0-31-generic", "linux-modules-"));
+    }
+
+    /// An index entry with what matters here.
+    fn entry(name: &str, depends: &str) -> String {
+        format!(
+            "Package: {name}\nVersion: 1-2\nDepends: {depends}\nFilename: pool/main/l/linux/{name}_1-2_amd64.deb\n\
+             Size: 7\nSHA256: ABCD\nDescription: kernel\n of many lines\n\n"
+        )
+    }
+
+    async fn chain(package: &str, index: &[(&str, &str)]) -> Result<Vec<String>, KitError> {
+        let found = kernel_chain(package, async |name| {
+            let depends = index.iter().find(|(known, _)| *known == name).map(|(_, depends)| *depends);
+            depends.map(|depends| entry(name, depends)).ok_or_else(|| KitError::Apt {
+                command: format!("apt-cache show {name}"),
+                detail: "No packages found".to_owned(),
+            })
+        })
+        .await?;
+        assert!(found.iter().all(|package| package.sha256 == "abcd" && package.file.ends_with("_1-2_amd64.deb")));
+        Ok(found.into_iter().map(|package| package.name).collect())
+    }
+
+    #[tokio::test]
+    async fn debians_meta_package_leads_to_one_package_with_image_and_modules() {
+        let image = "linux-image-6.12.95+deb12-cloud-amd64";
+        let index = [
+            ("linux-image-cloud-amd64", "linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1~bpo12+1)"),
+            (image, "kmod, linux-base (>= 4.12~), initramfs-tools (>= 0.120+deb8u2) | linux-initramfs-tool"),
+        ];
+        assert_eq!(chain("linux-image-cloud-amd64", &index).await.unwrap(), [image]);
+    }
+
+    #[tokio::test]
+    async fn ubuntus_meta_package_leads_to_image_and_modules_but_not_to_extra_ones() {
+        let index = [
+            ("linux-image-virtual", "linux-image-6.8.0-31-generic"),
+            (
+                "linux-image-6.8.0-31-generic",
+                "kmod, linux-base (>= 4.5ubuntu1~16.04.1), linux-modules-6.8.0-31-generic, linux-modules-extra-x",
+            ),
+            ("linux-modules-6.8.0-31-generic", "wireless-regdb"),
+        ];
+        assert_eq!(
+            chain("linux-image-virtual", &index).await.unwrap(),
+            ["linux-image-6.8.0-31-generic", "linux-modules-6.8.0-31-generic"]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_chain_without_a_kernel_is_refused_by_name() {
+        let error = chain("linux-image-odd", &[("linux-image-odd", "base-files")]).await.unwrap_err().to_string();
+        assert!(error.contains("linux-image-odd") && error.contains("no kernel image"), "{error}");
+        assert!(chain("absent", &[]).await.unwrap_err().to_string().contains("No packages found"));
     }
 
     #[test]
