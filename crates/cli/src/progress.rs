@@ -14,22 +14,35 @@ const TICK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct StatusLine {
     bar: Option<ProgressBar>,
+    /// Whether texts are lines of their own where there is no terminal.
+    plain: bool,
     last: String,
 }
 
 impl StatusLine {
-    /// A line that says `text`.
+    /// A line that says `text`, for work whose course is worth keeping in a log.
     pub(crate) fn new(text: &str) -> Self {
+        Self::begin(text, true)
+    }
+
+    /// A line that says `text` to somebody who waits at a terminal, and nothing elsewhere.
+    pub(crate) fn while_waiting(text: &str) -> Self {
+        Self::begin(text, false)
+    }
+
+    fn begin(text: &str, plain: bool) -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed:>4}") {
                 bar.set_style(style);
             }
-            bar.enable_steady_tick(TICK);
             bar
         });
-        let mut line = Self { bar, last: String::new() };
+        let mut line = Self { bar, plain, last: String::new() };
         line.set(text);
+        if let Some(bar) = &line.bar {
+            bar.enable_steady_tick(TICK);
+        }
         line
     }
 
@@ -41,7 +54,8 @@ impl StatusLine {
         text.clone_into(&mut self.last);
         match &self.bar {
             Some(bar) => bar.set_message(self.last.clone()),
-            None => eprintln!("{text}"),
+            None if self.plain => eprintln!("{text}"),
+            None => {}
         }
     }
 

@@ -160,7 +160,7 @@ async fn a_detached_start_prints_the_id_alone() {
     server.answer("POST /sandboxes", 201, sandbox());
     let user = User::of(&server.url);
     let ran = user.run(&["start", "base", "-d", "--timeout", "60"]).await;
-    assert_eq!((ran.code, ran.stdout), (Some(0), format!("{SANDBOX}\n")));
+    assert_eq!((ran.code, ran.stdout, ran.stderr.as_str()), (Some(0), format!("{SANDBOX}\n"), ""));
     let body = server.called("POST /sandboxes").unwrap().body;
     assert_eq!(body, json!({"templateID": "base", "timeout": 60, "secure": true}));
 

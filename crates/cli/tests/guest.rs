@@ -8,7 +8,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::agent::Agent;
 use support::pty::Pty;
-use support::server::Server;
+use support::server::{Server, sandbox};
 use support::{PATIENCE, SANDBOX, User, eventually};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -30,10 +30,19 @@ impl World {
     async fn connected(&self) -> Pty {
         let mut pty = Pty::run(self.user.command(&["connect", SANDBOX]), 80, 24);
         pty.is_raw().await;
-        pty.type_in("PS1='at-the-prompt> '\r");
-        // Once as typed, once as the prompt.
-        pty.sees("\nat-the-prompt> ").await;
+        // What is looked for is nowhere in what is typed, which is shown too.
+        pty.type_in("PS1='at-the''-prompt> '\r");
+        pty.sees("at-the-prompt> ").await;
         pty
+    }
+
+    /// The pid of the shell in that terminal.
+    async fn shell(&self, pty: &mut Pty) -> Pid {
+        pty.clear();
+        pty.type_in("echo pid''-$$''-end\r");
+        pty.sees("-end\r").await;
+        let shown = pty.shown();
+        pid(shown.rsplit("pid-").next().unwrap().split("-end").next().unwrap())
     }
 }
 
@@ -164,16 +173,26 @@ async fn connect_is_a_real_terminal() {
     }
     pty.sees("40 100").await;
     // Ctrl-C is the remote program's, not ours.
-    pty.type_in("sleep 1000; echo interrupted-$?\r");
-    pty.sees("sleep 1000").await;
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    pty.type_in("echo asleep''-now; sleep 1000\r");
+    pty.sees("asleep-now").await;
     pty.type_in("\x03");
-    pty.type_in("\r");
+    pty.sees("^C").await;
     pty.clear();
     pty.type_in("exit 3\r");
     assert_eq!(pty.exit_code().await, Some(3));
     pty.sees(&format!("aenv connect {SANDBOX}")).await;
     assert_eq!(pty.mode(), before, "the terminal is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn start_attaches_to_what_it_made() {
+    let Some(world) = world().await else { return };
+    world.server.answer("POST /sandboxes", 201, sandbox());
+    let mut pty = Pty::run(world.user.command(&["start", "base"]), 80, 24);
+    pty.sees(&format!("Started sandbox {SANDBOX}")).await;
+    pty.is_raw().await;
+    pty.type_in("exit 4\r");
+    assert_eq!(pty.exit_code().await, Some(4));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,18 +217,16 @@ async fn a_session_finds_its_shell_again_after_the_connection_was_cut() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_the_sandbox_ends_the_session() {
     let Some(world) = world().await else { return };
-    for (state, notice) in [("paused", "was paused"), ("deleted", "was deleted")] {
+    let endings = [("paused", "was paused"), ("deleted", "was deleted"), ("unreachable", "was lost")];
+    for (state, notice) in endings {
         world.server.set_sandbox("running");
         let mut pty = world.connected().await;
-        pty.type_in("echo pid-$$-\r");
-        pty.sees("\npid-").await;
+        let shell = world.shell(&mut pty).await;
         world.server.set_sandbox(state);
         world.server.cut();
         assert_eq!(pty.exit_code().await, Some(130), "{state}");
         pty.sees(notice).await;
-        let shown = pty.shown();
-        let shell = shown.rsplit("\npid-").next().unwrap().split('-').next().unwrap();
-        kill_process(pid(shell), Signal::KILL).unwrap();
+        kill_process(shell, Signal::KILL).unwrap();
     }
 }
 
@@ -217,11 +234,7 @@ async fn the_end_of_the_sandbox_ends_the_session() {
 async fn a_signal_restores_the_terminal_and_ends_the_shell() {
     let Some(world) = world().await else { return };
     let mut pty = world.connected().await;
-    pty.type_in("echo pid-$$-\r");
-    pty.sees("\npid-").await;
-    pty.type_in("\r");
-    let shown = pty.shown();
-    let shell = pid(shown.rsplit("\npid-").next().unwrap().split('-').next().unwrap());
+    let shell = world.shell(&mut pty).await;
     kill_process(pty.pid(), Signal::TERM).unwrap();
     assert_eq!(pty.exit_code().await, Some(143));
     is_gone(shell).await;

@@ -61,7 +61,7 @@ const KNOWN_TERMS: [&str; 14] = [
 
 /// Attaches to a sandbox that exists: resumes it if it is paused, and makes sure that it lives for a while.
 pub(crate) async fn connect(client: &Client, sandbox: SandboxId) -> anyhow::Result<ExitCode> {
-    let status = StatusLine::new(&format!("Connecting to sandbox {sandbox}"));
+    let status = StatusLine::while_waiting(&format!("Connecting to sandbox {sandbox}"));
     let request = ConnectRequest { timeout: Some(TIME_TO_LIVE), memory: None };
     let sandbox = client.connect_sandbox(sandbox, &request).await?;
     drop(status);
@@ -75,7 +75,7 @@ pub(crate) async fn connect(client: &Client, sandbox: SandboxId) -> anyhow::Resu
 pub(crate) async fn attach(client: &Client, sandbox: &Sandbox) -> anyhow::Result<ExitCode> {
     let id = sandbox.sandbox_id;
     let guest = Guest::new(client.server(), id, sandbox.envd_access_token.as_deref())?;
-    let status = StatusLine::new(&format!("Waiting for the agent of sandbox {id}"));
+    let status = StatusLine::while_waiting(&format!("Waiting for the agent of sandbox {id}"));
     guest.wait_ready(READY_TIMEOUT).await?;
     let shell = find_shell(&guest, id).await?;
     drop(status);

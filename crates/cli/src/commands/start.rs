@@ -10,7 +10,7 @@ use crate::{attach, output};
 
 /// Creates the sandbox and attaches to it; it lives on when the shell ends. Detached, prints its id alone.
 pub(crate) async fn run(client: &Client, start: Start) -> anyhow::Result<ExitCode> {
-    let status = StatusLine::new(&format!("Starting a sandbox from {}", start.target));
+    let status = StatusLine::while_waiting(&format!("Starting a sandbox from {}", start.target));
     let sandbox = if start.cold {
         let request = NewColdSandbox {
             image: start.target,

@@ -8,14 +8,14 @@ use super::eventually;
 
 /// Ended when dropped.
 #[derive(Debug)]
-pub struct Agent {
-    pub address: String,
+pub(crate) struct Agent {
+    pub(crate) address: String,
     process: Child,
 }
 
 impl Agent {
     /// Starts the agent; `None`, with the reason printed, where its binary has not been built.
-    pub async fn start() -> Option<Self> {
+    pub(crate) async fn start() -> Option<Self> {
         let binary = binary()?;
         // The port is free at this moment; nobody else on the loopback looks for this one.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub mod agent;
-pub mod pty;
-pub mod server;
+pub(crate) mod agent;
+pub(crate) mod pty;
+pub(crate) mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -13,42 +13,42 @@ use std::time::{Duration, Instant};
 use tokio::process::Command;
 
 /// Longest wait for anything that happens by itself.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The sandbox that the stand-in knows.
-pub const SANDBOX: &str = "0190b3a0-0000-7000-8000-000000000001";
+pub(crate) const SANDBOX: &str = "0190b3a0-0000-7000-8000-000000000001";
 /// The template that it knows.
-pub const TEMPLATE: &str = "0190b3a0-0000-7000-8000-0000000000aa";
+pub(crate) const TEMPLATE: &str = "0190b3a0-0000-7000-8000-0000000000aa";
 /// The key that it accepts.
-pub const KEY: &str = "e2b_test";
+pub(crate) const KEY: &str = "e2b_test";
 
 /// A user with a home of their own and nothing else in the environment.
-pub struct User {
+pub(crate) struct User {
     home: tempfile::TempDir,
     server: Option<String>,
 }
 
 impl User {
     /// Somebody who has never used `aenv`.
-    pub fn fresh() -> Self {
+    pub(crate) fn fresh() -> Self {
         Self { home: tempfile::tempdir().unwrap(), server: None }
     }
 
     /// Somebody whose variables name a server and its key.
-    pub fn of(server: &str) -> Self {
+    pub(crate) fn of(server: &str) -> Self {
         Self { server: Some(server.to_owned()), ..Self::fresh() }
     }
 
-    pub fn home(&self) -> &Path {
+    pub(crate) fn home(&self) -> &Path {
         self.home.path()
     }
 
-    pub fn credentials_path(&self) -> PathBuf {
+    pub(crate) fn credentials_path(&self) -> PathBuf {
         self.home().join(".config/aenv/credentials")
     }
 
     /// `aenv` with these words; ended if dropped while it runs.
-    pub fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aenv"));
         command.args(words).env_clear().env("HOME", self.home()).env("TERM", "xterm").stdin(Stdio::null());
         if let Some(server) = &self.server {
@@ -59,12 +59,12 @@ impl User {
     }
 
     /// Runs `aenv` to its end.
-    pub async fn run(&self, words: &[&str]) -> Ran {
+    pub(crate) async fn run(&self, words: &[&str]) -> Ran {
         Ran::of(self.command(words).output()).await
     }
 
     /// Runs `aenv` to its end with `input` on its standard input.
-    pub async fn run_with_input(&self, words: &[&str], input: &str) -> Ran {
+    pub(crate) async fn run_with_input(&self, words: &[&str], input: &str) -> Ran {
         use tokio::io::AsyncWriteExt as _;
         let mut command = self.command(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -76,10 +76,10 @@ impl User {
 
 /// What a run of `aenv` left.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ran {
@@ -94,7 +94,7 @@ impl Ran {
 }
 
 /// Waits until `condition` holds.
-pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");

@@ -14,7 +14,7 @@ use tokio::process::{Child, Command};
 use super::{PATIENCE, eventually};
 
 /// A pseudo-terminal, what has been shown on it, and the program that runs in it.
-pub struct Pty {
+pub(crate) struct Pty {
     master: File,
     slave: File,
     shown: Arc<Mutex<Vec<u8>>>,
@@ -24,7 +24,7 @@ pub struct Pty {
 
 impl Pty {
     /// Runs `command` in a terminal of this size.
-    pub fn run(mut command: Command, columns: u16, rows: u16) -> Self {
+    pub(crate) fn run(mut command: Command, columns: u16, rows: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -49,21 +49,21 @@ impl Pty {
         Self { master: File::from(master), slave, shown, reader: Some(reader), child }
     }
 
-    pub fn type_in(&mut self, text: &str) {
+    pub(crate) fn type_in(&mut self, text: &str) {
         self.master.write_all(text.as_bytes()).unwrap();
     }
 
-    pub fn resize(&self, columns: u16, rows: u16) {
+    pub(crate) fn resize(&self, columns: u16, rows: u16) {
         tcsetwinsize(&self.master, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     }
 
     /// All that has been shown so far.
-    pub fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
     }
 
     /// Waits until `text` has been shown.
-    pub async fn sees(&self, text: &str) {
+    pub(crate) async fn sees(&self, text: &str) {
         let deadline = std::time::Instant::now() + PATIENCE;
         while !self.shown().contains(text) {
             assert!(std::time::Instant::now() < deadline, "not shown: {text:?}; shown: {:?}", self.shown());
@@ -72,29 +72,29 @@ impl Pty {
     }
 
     /// Forgets what has been shown so far.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.shown.lock().unwrap().clear();
     }
 
-    pub fn pid(&self) -> rustix::process::Pid {
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
         let pid = i32::try_from(self.child.id().unwrap()).unwrap();
         rustix::process::Pid::from_raw(pid).unwrap()
     }
 
     /// The terminal's mode, in comparable form.
-    pub fn mode(&self) -> String {
+    pub(crate) fn mode(&self) -> String {
         let mode: Termios = tcgetattr(&self.slave).unwrap();
         format!("{:?} {:?} {:?} {:?}", mode.input_modes, mode.output_modes, mode.control_modes, mode.local_modes)
     }
 
     /// Waits until keys come one by one and unechoed.
-    pub async fn is_raw(&self) {
+    pub(crate) async fn is_raw(&self) {
         let raw = || !tcgetattr(&self.slave).unwrap().local_modes.contains(rustix::termios::LocalModes::ICANON);
         eventually("the terminal is in raw mode", raw).await;
     }
 
     /// Waits for the program's end; gives its exit code.
-    pub async fn exit_code(&mut self) -> Option<i32> {
+    pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let waiting = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         match waiting {
             Ok(status) => status.unwrap().code(),

@@ -17,10 +17,10 @@ const MAX_BODY: usize = 1 << 20;
 
 /// A control call as it was made.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub(crate) struct Call {
     /// Method, path and query.
-    pub line: String,
-    pub body: Value,
+    pub(crate) line: String,
+    pub(crate) body: Value,
 }
 
 /// What the stand-in does; shared with the test, which may change it meanwhile.
@@ -29,7 +29,7 @@ struct State {
     calls: Mutex<Vec<Call>>,
     data_headers: Mutex<Vec<HeaderMap>>,
     answers: Mutex<Vec<(String, u16, Value, HeaderMap)>>,
-    /// `running`, `paused`, or `deleted`.
+    /// `running`, `paused`, `deleted`, or `unreachable`.
     sandbox: Mutex<&'static str>,
     agent: Option<String>,
     /// Each new value cuts the data connections that exist.
@@ -39,19 +39,19 @@ struct State {
 
 /// A server on a free port of the loopback; ends with the test's runtime.
 #[derive(Debug, Clone)]
-pub struct Server {
-    pub url: String,
+pub(crate) struct Server {
+    pub(crate) url: String,
     state: Arc<State>,
 }
 
 impl Server {
     /// A server without sandboxes' agents.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::before(None).await
     }
 
     /// A server whose sandbox's agent listens at `agent`.
-    pub async fn before(agent: Option<String>) -> Self {
+    pub(crate) async fn before(agent: Option<String>) -> Self {
         let http = aenv_api::http_builder("http://127.0.0.1").unwrap().build().unwrap();
         let state = Arc::new(State {
             calls: Mutex::default(),
@@ -80,46 +80,46 @@ impl Server {
     }
 
     /// Answers the next call whose `METHOD /path` begins with `line` in this way. The last such answer stays.
-    pub fn answer(&self, line: &str, status: u16, body: Value) {
+    pub(crate) fn answer(&self, line: &str, status: u16, body: Value) {
         self.answer_with(line, status, body, HeaderMap::new());
     }
 
-    pub fn answer_with(&self, line: &str, status: u16, body: Value, headers: HeaderMap) {
+    pub(crate) fn answer_with(&self, line: &str, status: u16, body: Value, headers: HeaderMap) {
         self.state.answers.lock().unwrap().push((line.to_owned(), status, body, headers));
     }
 
-    /// What the sandbox's state is from now on: `running`, `paused`, or `deleted`.
-    pub fn set_sandbox(&self, state: &'static str) {
+    /// What the sandbox's state is from now on: `running`, `paused`, `deleted`, or `unreachable`.
+    pub(crate) fn set_sandbox(&self, state: &'static str) {
         *self.state.sandbox.lock().unwrap() = state;
     }
 
     /// Cuts every data connection that exists.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.state.cut.send_modify(|n| *n += 1);
     }
 
-    pub fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         self.state.calls.lock().unwrap().clone()
     }
 
-    pub fn called(&self, line: &str) -> Option<Call> {
+    pub(crate) fn called(&self, line: &str) -> Option<Call> {
         self.calls().into_iter().rev().find(|call| call.line == line)
     }
 
     /// The headers of the requests that went to the agent.
-    pub fn data_headers(&self) -> Vec<HeaderMap> {
+    pub(crate) fn data_headers(&self) -> Vec<HeaderMap> {
         self.state.data_headers.lock().unwrap().clone()
     }
 }
 
 /// A sandbox as create and connect give it.
-pub fn sandbox() -> Value {
+pub(crate) fn sandbox() -> Value {
     json!({"templateID": TEMPLATE, "sandboxID": SANDBOX, "clientID": "", "envdVersion": "0.6.13",
         "envdAccessToken": "guest-token"})
 }
 
 /// A sandbox as lists give it.
-pub fn listed(state: &str) -> Value {
+pub(crate) fn listed(state: &str) -> Value {
     json!({"templateID": TEMPLATE, "sandboxID": SANDBOX, "clientID": "", "envdVersion": "0.6.13", "alias": "base",
         "startedAt": "2026-01-31T12:00:00Z", "endAt": "2026-01-31T13:00:00Z", "cpuCount": 2, "memoryMB": 1024,
         "diskSizeMB": 2048, "state": state})
@@ -161,6 +161,7 @@ async fn control(state: &State, request: Request) -> Response {
     let path = format!("/sandboxes/{SANDBOX}");
     match (line.split('?').next().unwrap(), now) {
         (line, "deleted") if line.contains(&path) => refuse(404, &format!("sandbox {SANDBOX} not found")),
+        (_, "unreachable") => refuse(500, "down"),
         (line, _) if line == format!("POST {path}/connect") => json_answer(200, &sandbox()),
         (line, _) if line == format!("GET {path}") => {
             let mut detail = listed(now);
@@ -188,7 +189,10 @@ async fn forward(state: &State, request: Request) -> Response {
         .headers(headers)
         .body(reqwest::Body::wrap_stream(body.into_data_stream()));
     let response = tokio::select! {
-        response = sent.send() => response.unwrap(),
+        response = sent.send() => match response {
+            Ok(response) => response,
+            Err(error) => return refuse(502, &error.to_string()),
+        },
         _ = cut.changed() => return refuse(502, "cut"),
     };
     let mut answer = Response::builder().status(response.status());
