@@ -75,7 +75,9 @@ async fn follow(client: &Client, build: &Build) -> anyhow::Result<BuildStatus> {
         }
         seen += status.log_entries.len();
         for entry in &status.log_entries {
-            show(&line, entry);
+            if !repeats(entry, status.reason.as_ref()) {
+                show(&line, entry);
+            }
             latest = entry.message.lines().last().map(str::to_owned);
         }
         let more = status.log_entries.len() == LOG_PAGE;
@@ -103,6 +105,11 @@ fn show(line: &StatusLine, entry: &BuildLogEntry) {
         LogLevel::Warn => line.keep(&format!("warning: {message}")),
         LogLevel::Error => line.keep(&format!("error: {message}")),
     }
+}
+
+/// Whether an entry only says what the build's failure will say at the end.
+fn repeats(entry: &BuildLogEntry, reason: Option<&BuildReason>) -> bool {
+    entry.level == LogLevel::Error && reason.is_some_and(|reason| entry.message.contains(&reason.message))
 }
 
 /// Whether the next look may well succeed.

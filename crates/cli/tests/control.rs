@@ -201,12 +201,14 @@ async fn a_failed_build_says_where_and_why() {
     let server = Server::start().await;
     server.answer("POST /v3/templates", 202, created());
     server.answer("POST /v2/templates", 202, Value::Null);
-    let mut failed = status("error", &[]);
+    let mut failed = status("error", &["Build failed: manifest unknown"]);
+    failed["logEntries"][0]["level"] = json!("error");
     failed["reason"] = json!({"message": "manifest unknown", "step": "base"});
     server.answer("GET /templates", 200, failed);
     let ran = User::of(&server.url).run(&["pull", "nope"]).await;
     assert_eq!(ran.code, Some(1));
     assert!(ran.stderr.ends_with("error: Build failed: manifest unknown (step: base)\n"), "{ran:?}");
+    assert_eq!(ran.stderr.matches("manifest unknown").count(), 1, "{ran:?}");
 }
 
 #[tokio::test]

@@ -137,6 +137,10 @@ async fn a_sandbox_that_does_not_answer_is_told_in_the_servers_words() {
     let ran = User::of(&server.url).run(&["exec", SANDBOX, "true"]).await;
     assert_eq!(ran.code, Some(1));
     assert!(ran.stderr.contains(SANDBOX) && ran.stderr.contains("The sandbox was not found"), "{ran:?}");
+    server.set_sandbox("paused");
+    let ran = User::of(&server.url).run(&["exec", SANDBOX, "true"]).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains(&format!("is paused, `aenv connect {SANDBOX}` resumes it")), "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,7 +93,11 @@ pub(crate) async fn attach(client: &Client, sandbox: &Sandbox) -> anyhow::Result
     let session = Session::start(client, guest, id, program).await;
     let ending = match session {
         Ok(session) => session.run(keys, interruptions).await,
-        Err(error) => Err(error),
+        Err(error) => {
+            // Nobody takes keys any more: the reader must not wait for somebody who does.
+            drop(keys);
+            Err(error)
+        }
     };
     drop(reader);
     drop(raw);

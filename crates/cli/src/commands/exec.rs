@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aenv_api::Client;
+use aenv_api::{Client, SandboxState};
 use anyhow::{Context as _, bail};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
@@ -22,13 +22,17 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Errors: the sandbox or its agent cannot be reached, or the output broke off before the command's end was told.
 pub(crate) async fn run(client: &Client, exec: Exec) -> anyhow::Result<ExitCode> {
     let sandbox = exec.sandbox_id;
-    let token = client.sandbox(sandbox).await?.envd_access_token;
-    let guest = Guest::new(client.server(), sandbox, token.as_deref())?;
+    let detail = client.sandbox(sandbox).await?;
+    let guest = Guest::new(client.server(), sandbox, detail.envd_access_token.as_deref())?;
     let mut words = exec.command.into_iter();
     let command = words.next().context("no command given")?;
     let program = Program { command, arguments: words.collect(), environment: Vec::new(), channel: Channel::Pipes };
     let mut interruptions = Interruptions::listen()?;
-    let mut events = guest.start(program).await.with_context(|| format!("run a command in sandbox {sandbox}"))?;
+    // Traffic may wake a paused sandbox, if it was made so; we do not by ourselves.
+    let mut events = guest.start(program).await.with_context(|| match detail.listed.state {
+        SandboxState::Running => format!("run a command in sandbox {sandbox}"),
+        SandboxState::Paused => format!("sandbox {sandbox} is paused, `aenv connect {sandbox}` resumes it"),
+    })?;
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let mut pid = None;
     loop {
