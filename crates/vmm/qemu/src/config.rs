@@ -31,7 +31,8 @@ pub struct QemuConfig {
     pub startup_timeout: Duration,
     /// Longest wait for the answer to one control call; all take milliseconds, but a stop drains block I/O first.
     pub call_timeout: Duration,
-    /// How long a guest may take to reach its `/init` when KVM is tried: under a second where it works.
+    /// How long a booting guest may be silent when KVM is tried: 100 ms is typical where it works. It may take four
+    /// times as long to reach its `/init`.
     pub probe_timeout: Duration,
 }
 

@@ -175,7 +175,11 @@ async fn serve(
             request = requests.recv(), if open => match request {
                 // Written here and not raced with reading: commands are small, and QEMU always reads.
                 Some(request) => match transmit(&mut write, &request).await {
-                    Ok(()) => _ = pending.insert(request.id, request.reply),
+                    Ok(()) => {
+                        // Callers past their deadline, whom a hanging QEMU never answered.
+                        pending.retain(|_, reply| !reply.is_closed());
+                        pending.insert(request.id, request.reply);
+                    }
                     Err(e) => debug!(error = %e, "control connection does not take a command"),
                 },
                 // Nobody can ask any more, but events are still of interest.

@@ -4,13 +4,14 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aenv_model::{Bytes, MachineShape};
 use aenv_vmm_driver::{Machine, MachineSpec, end_orphan, find_by_work_dir};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
+use crate::machine::QemuMachine;
 use crate::{AccelChoice, Qemu, QemuConfig};
 
 /// The kernel says this when it starts `/init`: user space runs, with all that comes before it.
@@ -137,29 +138,42 @@ impl Trial<'_> {
         };
         let machine = self.qemu.start(spec, None).await.map_err(|e| format!("QEMU does not start with it: {e}"))?;
         let log = || String::from_utf8_lossy(&std::fs::read(&serial_log).unwrap_or_default()).into_owned();
-        let exit = machine.exit();
-        let reached = async {
-            loop {
-                let ended = exit.borrow().clone(); // before the look, so that the look is at all the output
-                if log().contains(REACHED_INIT) {
-                    return Ok(());
-                }
-                if let Some(end) = ended {
-                    return Err(format!("the guest of a trial ended before it reached its init: {end:?}"));
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
-            }
-        };
-        let patience = self.config.probe_timeout;
-        let outcome = tokio::time::timeout(patience, reached).await.unwrap_or_else(|_| {
-            Err(match log().lines().last() {
-                None => format!("a stock kernel printed nothing within {patience:?} on it (is this host a PVM guest?)"),
-                Some(last) => format!("a stock kernel did not reach its init within {patience:?}; last: {last}"),
-            })
-        });
+        let outcome = self.watch_boot(&machine, &log).await;
         match machine.kill().await {
             Ok(_) => outcome,
             Err(e) => Err(format!("the machine of a trial does not end: {e}")),
+        }
+    }
+
+    /// Until the guest has reached its `/init`, or is silent or slow beyond patience.
+    async fn watch_boot(&self, machine: &QemuMachine, log: impl Fn() -> String) -> Result<(), String> {
+        let patience = self.config.probe_timeout;
+        let exit = machine.exit();
+        let began = Instant::now();
+        let (mut said, mut heard) = (0, began);
+        loop {
+            let ended = exit.borrow().clone(); // before the look, so that the look is at all the output
+            let output = log();
+            if output.contains(REACHED_INIT) {
+                return Ok(());
+            }
+            if let Some(end) = ended {
+                return Err(format!("the guest of a trial ended before it reached its init: {end:?}"));
+            }
+            if output.len() > said {
+                (said, heard) = (output.len(), Instant::now());
+            }
+            if heard.elapsed() > patience || began.elapsed() > 4 * patience {
+                return Err(match output.lines().last() {
+                    None => format!(
+                        "a stock kernel booted with it says nothing within {patience:?} (is this host itself a PVM guest?)"
+                    ),
+                    Some(last) => {
+                        format!("a stock kernel booted with it got stuck after {:?}, at: {last}", began.elapsed())
+                    }
+                });
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 }
