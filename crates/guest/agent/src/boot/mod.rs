@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use aenv_guest_proto::{BootParams, ENVD_PORT, ParseBootParamsError};
 use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::console::{Chain, say};
@@ -68,7 +69,7 @@ fn boot() -> Result<Infallible, BootError> {
     let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(BootError::ReadParams)?;
     let params = BootParams::parse(&cmdline)?;
     timings.mark("mounts");
-    modules::load_all();
+    let rest = modules::load_needed(&params.root);
     timings.mark("modules");
     root::mount(&params.root)?;
     timings.mark("root");
@@ -83,22 +84,28 @@ fn boot() -> Result<Infallible, BootError> {
 
     let reaper = Reaper::start().map_err(ServeError::Reaper)?;
     let runtime = envd::runtime()?;
-    runtime.block_on(serve(reaper, params.gateway, timings))?;
+    runtime.block_on(serve(reaper, params.gateway, rest, timings))?;
     drop(runtime);
     say!("powering off");
     power::end_everything();
     power::off()
 }
 
-/// Serves envd until the machine is asked to stop.
-async fn serve(reaper: Reaper, node: Ipv4Addr, mut timings: Timings) -> Result<(), BootError> {
+/// Serves envd until the machine is asked to stop; loads the modules that could wait once it serves.
+async fn serve(reaper: Reaper, node: Ipv4Addr, rest: modules::Deferred, mut timings: Timings) -> Result<(), BootError> {
     let stop = CancellationToken::new();
-    let asked = power::asked_to_stop().map_err(BootError::Power)?;
+    let (loaded, all_loaded) = oneshot::channel();
+    let asked = power::asked_to_stop(all_loaded).map_err(BootError::Power)?;
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, ENVD_PORT));
     let place = Place::Guest { node: IpAddr::V4(node) };
     let ready = |_| {
         timings.mark("listen");
         timings.say();
+        // Ends by itself; the receiver is there until the machine stops.
+        tokio::task::spawn_blocking(move || {
+            rest.load();
+            let _ = loaded.send(());
+        });
     };
     let serve = envd::serve(address, place, reaper, stop.clone(), ready);
     tokio::pin!(serve);

@@ -10,19 +10,24 @@ use nix::unistd::Pid;
 use rustix::mount::{MountFlags, mount_remount};
 use rustix::system::{RebootCommand, reboot};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::console::say;
 
 /// How long processes that envd did not start (daemons) get to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Waits until the machine is asked to stop; the answer says by what.
-pub(super) fn asked_to_stop() -> io::Result<impl Future<Output = &'static str>> {
+/// Waits until the machine is asked to stop; the answer says by what. The power button is looked for when `drivers` are
+/// loaded.
+pub(super) fn asked_to_stop(drivers: oneshot::Receiver<()>) -> io::Result<impl Future<Output = &'static str>> {
     // ctrl-alt-del comes to us as SIGINT instead of resetting the machine.
     reboot(RebootCommand::CadOff)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let button = power_button();
+    let button = async {
+        let _ = drivers.await;
+        power_button().await;
+    };
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => "SIGTERM",

@@ -46,7 +46,13 @@ impl wire::Filesystem for FilesystemService {
         request: ServiceRequest<'_, wire::MakeDirRequest>,
     ) -> ServiceResult<wire::MakeDirResponse> {
         let (user, path) = self.envd.rpc_path(&ctx, request.path)?;
-        let entry = blocking(move || make_dir(&path, &user)).await??;
+        let envd = Arc::clone(&self.envd);
+        let entry = blocking(move || {
+            let entry = make_dir(&path, &user);
+            envd.watchers.settle();
+            entry
+        });
+        let entry = entry.await??;
         Response::ok(wire::MakeDirResponse { entry: entry.into(), ..Default::default() })
     }
 
@@ -57,7 +63,13 @@ impl wire::Filesystem for FilesystemService {
     ) -> ServiceResult<wire::MoveResponse> {
         let (_, source) = self.envd.rpc_path(&ctx, request.source)?;
         let (user, destination) = self.envd.rpc_path(&ctx, request.destination)?;
-        let entry = blocking(move || rename(&source, &destination, &user)).await??;
+        let envd = Arc::clone(&self.envd);
+        let entry = blocking(move || {
+            let entry = rename(&source, &destination, &user);
+            envd.watchers.settle();
+            entry
+        });
+        let entry = entry.await??;
         Response::ok(wire::MoveResponse { entry: entry.into(), ..Default::default() })
     }
 
@@ -149,9 +161,11 @@ fn make_dir(path: &Path, user: &User) -> Result<wire::EntryInfo, ConnectError> {
     stat(path)
 }
 
-/// Creates `path` and every missing parent, each 0755 and the user's. What exists is left as it is.
-pub(super) fn create_owned_dirs(path: &Path, user: &User) -> io::Result<()> {
+/// Creates `path` and every missing parent, each 0755 and the user's. What exists is left as it is; returns whether
+/// anything was missing.
+pub(super) fn create_owned_dirs(path: &Path, user: &User) -> io::Result<bool> {
     let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).collect();
+    let created = !missing.is_empty();
     for directory in missing.into_iter().rev() {
         match fs::DirBuilder::new().mode(0o755).create(directory) {
             Ok(()) => chown(directory, user)?,
@@ -161,7 +175,7 @@ pub(super) fn create_owned_dirs(path: &Path, user: &User) -> io::Result<()> {
         }
     }
     // Says so if a parent turned out to be a file.
-    if path.is_dir() { Ok(()) } else { Err(ErrorKind::NotADirectory.into()) }
+    if path.is_dir() { Ok(created) } else { Err(ErrorKind::NotADirectory.into()) }
 }
 
 /// Gives a path to the user. Without privilege (a test run) it stays ours.

@@ -141,6 +141,7 @@ pub(crate) async fn serve(
 }
 
 fn routes(envd: &Arc<Envd>) -> axum::Router {
+    use axum::extract::DefaultBodyLimit;
     use axum::middleware::{from_fn, from_fn_with_state};
     use axum::routing::{get, post};
 
@@ -153,12 +154,14 @@ fn routes(envd: &Arc<Envd>) -> axum::Router {
         .with_limits(Limits::default().with_max_message_size(MAX_MESSAGE).with_max_request_body_size(MAX_MESSAGE));
 
     axum::Router::new()
+        .route("/files", get(download::download).post(upload::upload))
+        // Files are streamed, whatever their size. Other bodies are small.
+        .layer(DefaultBodyLimit::disable())
+        .route("/files/compose", post(upload::compose))
         .route("/health", get(init::health))
         .route("/init", post(init::init))
         .route("/metrics", get(metrics::metrics))
         .route("/envs", get(init::envs))
-        .route("/files", get(download::download).post(upload::upload))
-        .route("/files/compose", post(upload::compose))
         .with_state(Arc::clone(envd))
         .fallback_service(services)
         .layer(from_fn_with_state(Arc::clone(envd), auth::require_token))

@@ -98,7 +98,7 @@ pub(super) async fn upload(
     }
 }
 
-async fn receive(envd: &Envd, query: &FilesQuery, request: Request) -> Result<Vec<Written>, HttpError> {
+async fn receive(envd: &Arc<Envd>, query: &FilesQuery, request: Request) -> Result<Vec<Written>, HttpError> {
     let user = query.authorize(envd, request.headers(), Operation::Write)?;
     let metadata = metadata::from_headers(request.headers()).map_err(HttpError::bad_request)?;
     let workdir = envd.settings.default_workdir();
@@ -127,7 +127,7 @@ async fn receive(envd: &Envd, query: &FilesQuery, request: Request) -> Result<Ve
                 )));
             }
             let bytes = part.map(|piece| piece.map_err(bad_multipart));
-            store(&path, &user, &metadata, None, bytes).await?;
+            store(envd, &path, &user, &metadata, None, bytes).await?;
             written.push(Written::new(&path, metadata.clone()));
         }
     } else if content_type.starts_with("application/octet-stream") {
@@ -135,7 +135,7 @@ async fn receive(envd: &Envd, query: &FilesQuery, request: Request) -> Result<Ve
             asked.ok_or_else(|| HttpError::bad_request("path query parameter is required for raw body upload"))?;
         let path = resolve(asked)?;
         let bytes = request.into_body().into_data_stream().map(|piece| piece.map_err(|error| bad_body(&error)));
-        store(&path, &user, &metadata, length, bytes).await?;
+        store(envd, &path, &user, &metadata, length, bytes).await?;
         written.push(Written::new(&path, metadata));
     } else {
         return Err(HttpError::bad_request(format!("unsupported content type: {content_type}")));
@@ -186,6 +186,7 @@ fn corrupt(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 
 /// Writes one file from a stream of pieces. If that fails, a file that did not exist before is removed again.
 async fn store(
+    envd: &Arc<Envd>,
     path: &Path,
     user: &User,
     metadata: &BTreeMap<String, String>,
@@ -193,8 +194,8 @@ async fn store(
     pieces: impl Stream<Item = Result<Bytes, HttpError>> + Unpin,
 ) -> Result<(), HttpError> {
     let target = {
-        let (path, user) = (path.to_owned(), user.clone());
-        off_thread(move || Target::open(path, &user)).await??
+        let (envd, path, user) = (Arc::clone(envd), path.to_owned(), user.clone());
+        off_thread(move || Target::open(&envd, path, &user)).await??
     };
     let (new, path) = (target.new, target.path.clone());
     let metadata = metadata.clone();
@@ -252,9 +253,12 @@ struct Target {
 }
 
 impl Target {
-    fn open(path: PathBuf, user: &User) -> Result<Self, HttpError> {
+    fn open(envd: &Envd, path: PathBuf, user: &User) -> Result<Self, HttpError> {
         if let Some(parent) = path.parent() {
-            create_owned_dirs(parent, user).map_err(|e| create_error("error creating directories", &e))?;
+            let created = create_owned_dirs(parent, user);
+            if created.map_err(|error| create_error("error creating directories", &error))? {
+                envd.watchers.settle();
+            }
         }
         let new = match path.metadata() {
             Ok(found) if found.is_dir() => {

@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
@@ -217,7 +217,7 @@ fn changes(flags: ReadFlags) -> impl Iterator<Item = Change> {
     .map(|(_, change)| change)
 }
 
-/// Watchers that are asked for their events, by id.
+/// All watchers; those that are asked for their events, by id.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     inner: Mutex<Registry>,
@@ -226,6 +226,8 @@ pub(super) struct Watchers {
 #[derive(Debug, Default)]
 struct Registry {
     next: u64,
+    /// Those that follow new directories, however they are asked.
+    recursive: Vec<Weak<Watcher>>,
     watchers: HashMap<String, (Arc<Watcher>, DropGuard)>,
 }
 
@@ -233,6 +235,25 @@ impl Watchers {
     fn registry(&self) -> MutexGuard<'_, Registry> {
         // Sections below insert or remove one whole entry.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of a watcher that was started, for [`Watchers::settle`].
+    pub(super) fn started(&self, watcher: &Arc<Watcher>) {
+        if watcher.recursive {
+            let mut registry = self.registry();
+            registry.recursive.retain(|known| known.strong_count() > 0);
+            registry.recursive.push(Arc::downgrade(watcher));
+        }
+    }
+
+    /// Lets recursive watchers follow directories that a request of ours has just made, before anything is made in
+    /// them: so no event of a caller's own is missed. Blocks; costs nothing without such watchers.
+    pub(super) fn settle(&self) {
+        let recursive: Vec<_> = self.registry().recursive.iter().filter_map(Weak::upgrade).collect();
+        for watcher in recursive {
+            // A failed watcher tells whoever asks it.
+            let _ = watcher.collect();
+        }
     }
 
     /// Keeps a watcher and returns its id. The token is cancelled when it is removed.

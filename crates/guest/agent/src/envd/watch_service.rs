@@ -27,7 +27,7 @@ struct Wish {
 async fn start(envd: &Envd, context: &RequestContext, wish: Wish) -> Result<Arc<Watcher>, ConnectError> {
     let (_, path) = envd.rpc_path(context, &wish.path)?;
     let runtime = Handle::current();
-    blocking(move || {
+    let started = blocking(move || {
         let _inside = runtime.enter();
         let shown = path.display();
         match path.metadata() {
@@ -45,8 +45,10 @@ async fn start(envd: &Envd, context: &RequestContext, wish: Wish) -> Result<Arc<
         let root = resolve_dir(&path)?;
         let watcher = Watcher::start(root, wish.recursive, wish.include_entry).map_err(|error| failed(&error))?;
         Ok(Arc::new(watcher))
-    })
-    .await?
+    });
+    let watcher = started.await??;
+    envd.watchers.started(&watcher);
+    Ok(watcher)
 }
 
 fn failed(error: &WatchError) -> ConnectError {

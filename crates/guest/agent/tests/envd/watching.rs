@@ -35,6 +35,24 @@ async fn an_uploaded_file_is_exactly_three_events_and_they_are_there_at_once() {
 }
 
 #[tokio::test]
+async fn nothing_uploaded_into_new_directories_is_missed() {
+    let agent = Agent::start();
+    let id = watch(&agent, &agent.path(""), true).await;
+    let octets = [("content-type", "application/octet-stream")];
+    let target = format!("/files?path={}", agent.path("x/y/z"));
+    assert_eq!(agent.http("POST", &target, &octets, b"hello").await.status, 200);
+    let make = wire::MakeDirRequest { path: agent.path("made"), ..Default::default() };
+    agent.filesystem().make_dir(make).await.unwrap();
+    let target = format!("/files?path={}", agent.path("made/file"));
+    assert_eq!(agent.http("POST", &target, &octets, b"hello").await.status, 200);
+    let seen = events(&agent, &id).await;
+    for name in ["x/y/z", "made/file"] {
+        let kinds: Vec<_> = seen.iter().filter(|event| event.name == name).map(|event| event.r#type.to_i32()).collect();
+        assert_eq!(kinds, [1, 5, 2], "{name}");
+    }
+}
+
+#[tokio::test]
 async fn a_watch_stream_starts_at_once_and_tells_of_new_depths() {
     let agent = Agent::start();
     let missing = wire::WatchDirRequest { path: "/nope".into(), ..Default::default() };
