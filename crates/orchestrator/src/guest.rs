@@ -8,12 +8,16 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 
 use crate::seams::GuestDialer;
 
-/// One probe's patience. Connections and answers of a live guest take far less even when it is emulated; a lost first
-/// packet must not cost more than this.
-const PROBE: Duration = Duration::from_secs(2);
+/// Patience with a connection to a guest that may still be booting: it drops the first packet, which TCP repeats only
+/// after a second, so a fresh attempt finds out sooner.
+const DIAL: Duration = Duration::from_millis(200);
+
+/// Patience with a probe as a whole. A live guest answers far sooner even when it is emulated on a busy host.
+const PROBE: Duration = Duration::from_secs(3);
 
 /// Most bytes of an error text that are kept.
 const ERROR_LIMIT: usize = 4096;
@@ -37,27 +41,30 @@ pub(crate) enum GuestError {
 
 /// True once the agent serves requests.
 pub(crate) async fn is_healthy(dialer: &dyn GuestDialer) -> bool {
-    matches!(tokio::time::timeout(PROBE, send(dialer, Method::GET, "/health", None, Bytes::new())).await, Ok(Ok(())))
+    let probe = async {
+        let stream =
+            tokio::time::timeout(DIAL, dialer.dial(ENVD_PORT)).await.map_err(|_| GuestError::Timeout(DIAL))??;
+        send(stream, Method::GET, "/health", None, Bytes::new()).await
+    };
+    matches!(tokio::time::timeout(PROBE, probe).await, Ok(Ok(())))
 }
 
 /// `POST /init`.
 pub(crate) async fn init(dialer: &dyn GuestDialer, request: &InitRequest, within: Duration) -> Result<(), GuestError> {
     let body = serde_json::to_vec(request).map_err(io::Error::other)?;
     let token = request.access_token.as_deref();
-    tokio::time::timeout(within, send(dialer, Method::POST, "/init", token, body.into()))
-        .await
-        .map_err(|_| GuestError::Timeout(within))?
+    let call = async { send(dialer.dial(ENVD_PORT).await?, Method::POST, "/init", token, body.into()).await };
+    tokio::time::timeout(within, call).await.map_err(|_| GuestError::Timeout(within))?
 }
 
 /// One request on a connection of its own: a connection to a guest is never reused across its stops.
 async fn send(
-    dialer: &dyn GuestDialer,
+    stream: TcpStream,
     method: Method,
     path: &'static str,
     token: Option<&str>,
     body: Bytes,
 ) -> Result<(), GuestError> {
-    let stream = dialer.dial(ENVD_PORT).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let mut request = Request::builder()
         .method(method.clone())

@@ -66,7 +66,9 @@ pub(crate) async fn start(
     let disk = match tokio::time::timeout(stage.deadline, disk).await {
         Ok(Ok(disk)) => disk,
         Ok(Err(source @ CreateDiskError::NoSpace { .. })) => return Err(CreateError::NoSpace { source }),
-        Ok(Err(source @ CreateDiskError::TooSmall { .. })) => return Err(CreateError::DiskSize { source }),
+        Ok(Err(source @ (CreateDiskError::TooSmall { .. } | CreateDiskError::CannotGrow { .. }))) => {
+            return Err(CreateError::DiskSize { source });
+        }
         Ok(Err(error)) => return Err(stage.failed("create disk")(error)),
         Err(_) => return Err(stage.late("create disk")),
     };

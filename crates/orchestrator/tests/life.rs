@@ -92,11 +92,7 @@ impl SlotLease for FakeSlot {
         None
     }
     fn address(&self) -> GuestAddress {
-        GuestAddress {
-            address: Ipv4Addr::new(169, 254, 0, 21),
-            prefix: 30,
-            gateway: Ipv4Addr::new(169, 254, 0, 22),
-        }
+        GuestAddress { address: Ipv4Addr::new(169, 254, 0, 21), prefix: 30, gateway: Ipv4Addr::new(169, 254, 0, 22) }
     }
     fn dialer(&self) -> Arc<dyn GuestDialer> {
         Arc::new(self.guest.clone())
