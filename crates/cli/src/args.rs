@@ -47,7 +47,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
-    /// Image: REGISTRY/NAME:TAG, or on the server's file system oci:PATH[:TAG] or docker-archive:FILE[:TAG]
+    /// Image: REGISTRY/NAME:TAG, or on the server's file system oci:PATH:TAG or docker-archive:FILE:TAG (TAG optional)
     pub(crate) image: String,
     /// Name of the template [default: last part of IMAGE, without tag]
     #[arg(long)]
