@@ -191,6 +191,7 @@ fn apt_conf(root: &Path) -> String {
          APT::Architecture \"amd64\";\n\
          APT::Architectures {{ \"amd64\"; }};\n\
          APT::Default-Release \"\";\n\
+         APT::Update::Error-Mode \"any\";\n\
          APT::Get::AllowUnauthenticated \"false\";\n\
          Acquire::Languages \"none\";\n\
          Acquire::Retries \"3\";\n\
@@ -250,14 +251,11 @@ fn only_package(dir: &Path) -> Result<PathBuf, KitError> {
         .ok_or_else(|| KitError::Package { path: dir.to_owned(), why: "was not left by `apt-get download`".to_owned() })
 }
 
-/// The lines of apt's stderr that say why, or `otherwise`.
+/// The line of apt's stderr that says why first, or `otherwise`. Errors after it mostly repeat it for the next file.
 fn gist(stderr: &str, otherwise: &str) -> String {
-    let errors: Vec<_> = stderr.lines().filter_map(|line| line.strip_prefix("E: ")).take(4).collect();
-    match (errors.is_empty(), stderr.trim()) {
-        (false, _) => errors.join("; "),
-        (true, "") => otherwise.to_owned(),
-        (true, text) => text.lines().last().unwrap_or(text).to_owned(),
-    }
+    let error = stderr.lines().find_map(|line| line.strip_prefix("E: "));
+    let last = stderr.trim().lines().last();
+    error.or(last).unwrap_or(otherwise).trim().to_owned()
 }
 
 /// Runs blocking work off the async threads.
@@ -347,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_lines_of_apt_are_what_we_pass_on() {
+    fn the_first_error_line_of_apt_is_what_we_pass_on() {
         let stderr =
             "W: old\nE: The repository 'http://x trixie Release' does not have a Release file.\nN: see apt-secure\n";
         assert_eq!(gist(stderr, "exit 100"), "The repository 'http://x trixie Release' does not have a Release file.");

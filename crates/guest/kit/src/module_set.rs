@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 use crate::KitError;
 use crate::module::{Module, canonical};
 
-/// What guests want, in the order it is loaded, and whether one boots without.
+/// What guests want, in the order it is loaded (first what the way to a served request needs), and whether one boots
+/// without it.
 const WANTED: &[(&str, Need)] = &[
     ("virtio_mmio", Need::Essential),
     ("virtio_pci", Need::Welcome), // Firecracker and QEMU microvm speak mmio; other machine types have only PCI
     ("virtio_blk", Need::Essential),
-    ("virtio_net", Need::Essential),
-    ("virtio_balloon", Need::Welcome),
-    ("virtio_rng", Need::Welcome),
     ("crc32c_intel", Need::Welcome), // ext4's checksums in hardware; part of the kernel proper since 6.14
     ("ext4", Need::Essential),
+    ("virtio_net", Need::Essential),
+    ("virtio_rng", Need::Welcome),
+    ("virtio_balloon", Need::Welcome),
     ("overlay", Need::Welcome),
     ("vmw_vsock_virtio_transport", Need::Welcome),
 ];

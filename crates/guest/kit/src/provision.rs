@@ -61,9 +61,13 @@ pub async fn refresh(config: &KitConfig, say: Say<'_>) -> Result<GuestKit, KitEr
 }
 
 async fn run(config: &KitConfig, ask_again: bool, say: Say<'_>) -> Result<GuestKit, KitError> {
+    // apt takes relative paths for relative to its own root; VMMs are started in other directories.
+    let absolute = |path: &Path| std::path::absolute(path).map_err(KitError::io("make absolute", path));
+    let dir = absolute(&config.dir)?;
+    let config = &KitConfig { dir: dir.clone(), cache_dir: absolute(&config.cache_dir)?, ..config.clone() };
     let agent = read_agent(&config.agent)?;
-    let _dir = lock(&config.dir, say).await?;
-    store::sweep(&config.dir)?;
+    let _lock = lock(&dir, say).await?;
+    store::sweep(&dir)?;
     let kernel = match &config.kernel_image {
         Some(image) => configured(image.clone(), config.modules_dir.clone(), say).await?,
         None => match packaged(config, ask_again, &sha256(&agent), say).await? {
@@ -71,7 +75,6 @@ async fn run(config: &KitConfig, ask_again: bool, say: Say<'_>) -> Result<GuestK
             Found::Kernel(kernel) => kernel,
         },
     };
-    let dir = config.dir.clone();
     let kit = blocking(move || store::assemble(&dir, &kernel, &agent)).await?;
     say(&format!("guest kit {}: Linux {}, {} modules", kit.id, kit.kernel_version, kit.modules.len()));
     Ok(kit)
