@@ -27,11 +27,13 @@ pub struct MachineSpec {
     /// Private directory of this machine: sockets, memory file, serial log. Exists and is empty; its owner removes it
     /// after the machine ended.
     pub work_dir: PathBuf,
-    /// The serial console's log (oldest output is dropped beyond `serial_log_limit`).
+    /// The serial console's log (oldest output is dropped beyond `serial_log_limit`). An existing one is continued.
+    /// What the guest says while no server is connected to its machine may be lost.
     pub serial_log: PathBuf,
     /// Most bytes the serial log may occupy.
     pub serial_log_limit: Bytes,
-    /// The image guest memory is a private mapping of. `None`: an empty sparse image, made by the driver in `work_dir`.
+    /// The image guest memory is a private mapping of, exactly as large as the shape's memory. `None`: an empty sparse
+    /// image, made by the driver in `work_dir`. A VMM may open it for writing, but never writes to it.
     pub memory_image: Option<PathBuf>,
 }
 

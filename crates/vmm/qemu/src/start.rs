@@ -4,11 +4,13 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aenv_vmm_driver::{Machine, MachineSpec, ProcessSpec, Vmm, VmmError, VmmIdentity, VmmKind, VmmProcess};
+use aenv_vmm_driver::{Machine, MachineSpec, ProcessEnd, ProcessSpec, Vmm, VmmError, VmmIdentity, VmmKind, VmmProcess};
 use async_trait::async_trait;
+use rustix::process::Signal;
 
 use crate::arguments::{Accel, Listeners, arguments};
 use crate::commands::{
@@ -89,17 +91,7 @@ impl Qemu {
             }
             Err(error) => {
                 let end = process.kill().await?;
-                Err(match error {
-                    // Only QEMU itself knows why.
-                    VmmError::Ended { operation, detail } => VmmError::Ended {
-                        operation,
-                        detail: match process.last_words().as_str() {
-                            "" => format!("{detail} ({end})"),
-                            words => words.to_owned(),
-                        },
-                    },
-                    other => other,
-                })
+                Err(explain(error, end, process.last_words()))
             }
         }
     }
@@ -121,6 +113,17 @@ impl Qemu {
         }
         Ok((qmp, console))
     }
+}
+
+/// If QEMU ended by itself, that is what went wrong, however it showed, and only QEMU's own words say why.
+fn explain(error: VmmError, end: ProcessEnd, words: String) -> VmmError {
+    let we_killed_it = matches!(end, ProcessEnd::Status(status) if status.signal() == Some(Signal::KILL.as_raw()));
+    let operation = match &error {
+        VmmError::Ended { operation, .. } => operation,
+        _ if we_killed_it => return error,
+        _ => "start",
+    };
+    VmmError::Ended { operation, detail: if words.is_empty() { end.to_string() } else { words } }
 }
 
 /// Loads device state; the memory it belongs to is mapped already.

@@ -177,3 +177,38 @@ impl Trial<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use aenv_vmm_driver::test_support::TestGuest;
+
+    use super::*;
+
+    /// A trial on the emulated CPU, which works everywhere: shows that a guest that boots is recognised.
+    #[tokio::test]
+    async fn a_guest_that_boots_passes_the_trial_and_one_that_cannot_is_told() {
+        let guest = match TestGuest::from_environment() {
+            Ok(guest) => guest,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let config = QemuConfig {
+            accel: AccelChoice::Tcg,
+            probe_timeout: Duration::from_secs(30),
+            ..QemuConfig::new(dir.path().join("kvm.json"))
+        };
+        let qemu = match Qemu::probe(config.clone(), guest.kernel(), guest.initramfs()).await {
+            Ok(qemu) => qemu,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let trial =
+            Trial { qemu: &qemu, config: &config, version: "", kernel: guest.kernel(), initramfs: guest.initramfs() };
+        trial.boot().await.unwrap();
+
+        let garbage = dir.path().join("garbage");
+        std::fs::write(&garbage, [0; 4096]).unwrap();
+        let why = Trial { kernel: &garbage, ..trial }.boot().await.unwrap_err();
+        assert!(why.contains("does not start"), "{why}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the garbage is left");
+    }
+}
