@@ -73,8 +73,9 @@ impl PrivateApt {
         .await
     }
 
-    /// The file of `package` in `store`; downloads it unless it is there with the right checksum.
-    pub(crate) async fn download(&self, package: &Package, store: &Path) -> Result<PathBuf, KitError> {
+    /// The file of `package` in `store`; downloads it by way of `scratch` (on the same file system) unless it is there with
+    /// the right checksum.
+    pub(crate) async fn download(&self, package: &Package, store: &Path, scratch: &Path) -> Result<PathBuf, KitError> {
         let path = store.join(&package.file);
         if is_intact(path.clone(), package.sha256.clone()).await? {
             return Ok(path);
@@ -82,8 +83,8 @@ impl PrivateApt {
         fs::create_dir_all(store).map_err(KitError::io("create directory", store))?;
         let partial = tempfile::Builder::new()
             .prefix(crate::store::TEMPORARY)
-            .tempdir_in(store)
-            .map_err(KitError::io("create a directory in", store))?;
+            .tempdir_in(scratch)
+            .map_err(KitError::io("create a directory in", scratch))?;
         let choice = format!("{}={}", package.name, package.version);
         let arguments = ["-q", "download", &choice];
         self.run("apt-get", &arguments, Some(partial.path()), DOWNLOAD_TIMEOUT).await?;

@@ -11,6 +11,9 @@ use crate::kernel::{GuestKernel, Origin, OriginPackage};
 use crate::store::TEMPORARY;
 use crate::{KitError, apt_sources};
 
+/// Where downloaded packages are kept, below the cache.
+const PACKAGES: &str = "packages";
+
 /// The packages that the guest kernel is taken from, as kept in `<cache>/kernel.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Choice {
@@ -25,10 +28,18 @@ impl Choice {
         serde_json::from_slice(&fs::read(Self::file(cache)).ok()?).ok()
     }
 
+    /// Keeps the choice, and of the downloaded packages only its own. The caller holds the cache's lock.
     pub(crate) fn remember(&self, cache: &Path) -> Result<(), KitError> {
         let path = Self::file(cache);
         let json = serde_json::to_vec_pretty(self).map_err(|error| KitError::io("write", &path)(error.into()))?;
-        aenv_durable::atomic_write(&path, &json, 0o644).map_err(KitError::io("write", &path))
+        aenv_durable::atomic_write(&path, &json, 0o644).map_err(KitError::io("write", &path))?;
+        for entry in fs::read_dir(cache.join(PACKAGES)).into_iter().flatten().flatten() {
+            if !self.packages.iter().any(|package| entry.file_name() == package.file.as_str()) {
+                let old = entry.path();
+                aenv_durable::remove_file_if_present(&old).map_err(KitError::io("remove old package", &old))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn origin(&self) -> Origin {
@@ -83,7 +94,7 @@ pub(crate) async fn fetch(cache: &Path, choice: &Choice, say: crate::Say<'_>) ->
     for package in &choice.packages {
         let megabytes = package.size as f64 / 1e6;
         say(&format!("guest kernel: {} {} from {} ({megabytes:.1} MB)", package.name, package.version, choice.suite));
-        files.push(apt.download(package, &cache.join("packages")).await?);
+        files.push(apt.download(package, &cache.join(PACKAGES), cache).await?);
     }
     let scratch = tempfile::Builder::new()
         .prefix(TEMPORARY)
@@ -101,4 +112,31 @@ fn candidates() -> Result<Vec<Candidate>, KitError> {
     let os_release = Path::new("/etc/os-release");
     let text = fs::read_to_string(os_release).map_err(KitError::io("read", os_release))?;
     Ok(Distribution::from_os_release(&text)?.candidates(&apt_sources::read(Path::new("/etc/apt"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remembered_choice_reads_back_and_older_downloads_go() {
+        let cache = tempfile::tempdir().unwrap();
+        let packages = cache.path().join(PACKAGES);
+        fs::create_dir(&packages).unwrap();
+        fs::write(packages.join("old_1.deb"), b"old").unwrap();
+        fs::write(packages.join("new_2.deb"), b"new").unwrap();
+        let package = Package {
+            name: "new".to_owned(),
+            version: "2".to_owned(),
+            file: "new_2.deb".to_owned(),
+            size: 3,
+            sha256: "00".to_owned(),
+        };
+        let choice = Choice { suite: "trixie".to_owned(), packages: vec![package] };
+        choice.remember(cache.path()).unwrap();
+        assert_eq!(Choice::remembered(cache.path()), Some(choice));
+        assert!(packages.join("new_2.deb").exists() && !packages.join("old_1.deb").exists());
+        fs::write(cache.path().join("kernel.json"), b"{").unwrap();
+        assert_eq!(Choice::remembered(cache.path()), None);
+    }
 }
