@@ -24,7 +24,7 @@ use crate::source::{Blob, Folder, Layer, Resolved, Slice, resolve_archive, resol
 use crate::unpack::{Budget, Tally, UnpackError, Unpacker};
 use crate::workspace::{self, Workspace};
 
-/// Layers fetched at once. More don't help one connection to one registry, and each takes disk until it is unpacked.
+/// Layers fetched at once. More connections don't make one registry faster.
 const FETCHES: usize = 3;
 
 /// How images are imported. Registries are as `[image.resolver]` of the node's configuration says.
@@ -230,13 +230,13 @@ impl Import<'_> {
                 },
             }
         }
-        let words = failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        match (failures.len(), failures.pop()) {
-            (1, Some(error)) => Err(error),
-            (0, _) | (_, None) => {
-                let words = "it names no registry, and no search registries are configured".to_owned();
-                Err(ImportError::NotFound { image: self.image.clone(), words })
-            }
+        let all_forbidden = failures.iter().all(|error| error.kind() == ImportErrorKind::NotAllowed);
+        let words = match failures.as_slice() {
+            [] => "it names no registry, and no search registries are configured".to_owned(),
+            several => several.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        };
+        match failures.pop() {
+            Some(only) if failures.is_empty() || all_forbidden => Err(only),
             _ => Err(ImportError::NotFound { image: self.image.clone(), words }),
         }
     }
@@ -284,7 +284,8 @@ impl Import<'_> {
         let unpacker = Unpacker::new(root, budget, self.cancel.clone());
         let mut unpacker = unpacker.map_err(|source| self.layer_error(0, source))?;
         let total = layers.len();
-        let (send, mut receive) = mpsc::channel::<(usize, Slice)>(1);
+        // Room for all: were the fetches to wait for the unpacking, their connections would run into time-outs.
+        let (send, mut receive) = mpsc::channel::<(usize, Slice)>(total.max(1));
         let fetching = async {
             // Collected: a lazy map's closure in this future would keep the future from being `Send`.
             let fetches = layers.iter().enumerate().map(|(index, layer)| self.fetch(registry, layer, index, total));

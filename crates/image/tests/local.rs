@@ -394,14 +394,14 @@ async fn a_full_disk_is_told_as_such_and_nothing_is_left() {
     if !root() {
         return;
     }
-    let Some(disk) = SmallDisk::mount("24m") else { return };
+    let Some(disk) = SmallDisk::mount("18m") else { return };
     let mut bench = Bench::new();
     let layout = bench.dir.path().join("layout");
     bench.config.work_dir = disk.0.path().join("work");
     let target = disk.0.path().join("rootfs.ext4");
     let importer = Importer::new(bench.config.clone());
     // One that is seen while unpacking, one before the file system is made, and one that nobody foresees.
-    for megabytes in [30, 15, 9] {
+    for megabytes in [20, 10, 6] {
         let content = vec![1; megabytes << 20];
         let _ = std::fs::remove_dir_all(&layout);
         one_file(&content).write_layout(&layout, "x");
@@ -409,7 +409,7 @@ async fn a_full_disk_is_told_as_such_and_nothing_is_left() {
         let grow = filler.clone();
         // In the last case the space goes while the import runs.
         let tell = move |step: Progress| {
-            if step == Progress::Building && megabytes == 9 {
+            if step == Progress::Building && megabytes == 6 {
                 std::fs::write(&grow, vec![1; 3 << 20]).unwrap();
             }
         };

@@ -155,9 +155,6 @@ impl Contents {
                 Kind::File if member.extents.is_none() => {
                     contents.files.insert(name, (member.data_offset, member.size));
                 }
-                Kind::Symlink { target } | Kind::HardLink { target } if target.starts_with(b"/") => {
-                    let _ = target; // leads out of the archive: as good as missing
-                }
                 Kind::Symlink { target } => {
                     let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
                     let target = resolve_name(folder, &String::from_utf8_lossy(&target));
@@ -177,13 +174,11 @@ impl Contents {
 /// A name inside the archive, relative to `folder`, without `.` and `..`. Names are keys here, never paths.
 fn resolve_name(folder: &str, name: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
-    for part in name.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => {
-                parts.pop();
-            }
-            part => parts.push(part),
+    for part in name.split('/').filter(|part| !matches!(*part, "" | ".")) {
+        if part == ".." {
+            parts.pop();
+        } else {
+            parts.push(part);
         }
     }
     parts.join("/")
