@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest as _, Sha256};
+
 /// Kernel objects and files that belong to a node, each as a readable line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger(BTreeSet<String>);
 
 impl Ledger {
-    /// Everything on this host that names one of `roots` (a node's home and runtime paths), every link with the
-    /// product's prefix, and every file in the node's transient directories.
+    /// Everything on this host that names the node's home or runtime path, every link with its tag, and every file in its
+    /// transient directories.
     #[must_use]
     pub fn take(home: &Path, runtime: &Path) -> Self {
         let mut lines = BTreeSet::new();
@@ -27,7 +29,7 @@ impl Ledger {
             }
         }
         for name in names(Path::new("/sys/class/net")) {
-            if name.starts_with("av") && name.contains('-') {
+            if name.starts_with(&link_prefix(home)) {
                 lines.insert(format!("link: {name}"));
             }
         }
@@ -51,6 +53,12 @@ impl Ledger {
     pub fn beyond<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
         self.0.difference(&before.0).map(String::as_str).collect()
     }
+}
+
+/// How the names of a node's links begin: `av`, the tag of its home, and `-`.
+pub(crate) fn link_prefix(home: &Path) -> String {
+    let digest = Sha256::digest(home.as_os_str().as_encoded_bytes());
+    format!("av{}-", hex::encode(&digest[..3]))
 }
 
 /// Every process with its command line, words separated by spaces.

@@ -11,7 +11,7 @@ use aenv_api::{BuildState, BuildStatus, Client, NewSandbox, Sandbox, TemplateBui
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::ledger::{Ledger, processes};
+use crate::ledger::{Ledger, link_prefix, processes};
 use crate::machine::Machine;
 use crate::wait::eventually;
 
@@ -247,7 +247,7 @@ impl Drop for Node {
         }
         let links = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
         for name in links.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
-            if name.starts_with("av") && name.contains('-') {
+            if name.starts_with(&link_prefix(&self.home)) {
                 _ = Command::new("ip").args(["link", "delete", &name]).status();
             }
         }

@@ -103,7 +103,7 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
     let image = format!("oci:{}", node.machine().image.display());
     let status = node.build("base", &image).await;
     let reason = status.reason.map(|reason| reason.message).unwrap_or_default();
-    assert!(reason.contains("space"), "{reason}");
+    assert!(reason.contains("no space"), "{reason}");
     let left: Vec<_> = std::fs::read_dir(home.join("imports")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
 

@@ -61,7 +61,7 @@ pub enum UnpackError {
         limit: String,
     },
     /// More than the file system has room for.
-    #[error("it unpacks to more than the {free} that are free")]
+    #[error("no space: it unpacks to more than the {free} that are free on the disk")]
     NoSpace {
         /// What was free when unpacking began.
         free: aenv_model::Bytes,
