@@ -94,7 +94,7 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
     if Machine::find().is_none() {
         return;
     }
-    let small = SmallHome::mount("16m");
+    let small = SmallHome::mount("96m");
     let home = small.dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
     let options = NodeOptions { home: Some(home.clone()), ..NodeOptions::default() };
