@@ -16,24 +16,33 @@ const RUN_DIRECTORY: &str = "/run/e2b";
 const MARK: &str = "# aenv";
 const DEFAULT_HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
-/// Names the machine and its name server at boot. A failure (a read-only root) is said and lived with.
+/// Names the machine and its name server at boot. Files that `/init` writes anyway are left to it, unless the image has
+/// none. A failure (a read-only root) is said and lived with.
 pub(super) fn set_up(params: &BootParams) {
-    if let Err(error) = set_hostname(&params.hostname) {
+    if let Err(error) = rustix::system::sethostname(params.hostname.as_bytes()) {
         say!("set the host name: {error}");
     }
-    if let Some(dns) = params.dns {
-        let text = format!("nameserver {dns}\n");
-        if let Err(error) = replace(Path::new(RESOLV_CONF), &text) {
-            say!("write {RESOLV_CONF}: {error}");
-        }
+    if !fs::metadata(HOSTS).is_ok_and(|found| found.len() > 0)
+        && let Err(error) = write_hosts(&params.hostname)
+    {
+        say!("write {HOSTS}: {error}");
+    }
+    if let Some(dns) = params.dns
+        && let Err(error) = replace(Path::new(RESOLV_CONF), &format!("nameserver {dns}\n"))
+    {
+        say!("write {RESOLV_CONF}: {error}");
     }
 }
 
 /// Sets the host name and makes it resolve.
 pub(crate) fn set_hostname(name: &str) -> io::Result<()> {
     rustix::system::sethostname(name.as_bytes())?;
+    write_hosts(name)?;
+    replace(Path::new("/etc/hostname"), &format!("{name}\n"))
+}
+
+fn write_hosts(name: &str) -> io::Result<()> {
     let _ = fs::create_dir("/etc");
-    replace(Path::new("/etc/hostname"), &format!("{name}\n"))?;
     let hosts = fs::read_to_string(HOSTS).unwrap_or_default();
     replace(Path::new(HOSTS), &with_name(&hosts, name))
 }
