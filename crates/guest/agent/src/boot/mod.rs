@@ -66,7 +66,6 @@ pub(crate) fn run() -> ! {
 fn boot() -> Result<Infallible, BootError> {
     let mut timings = Timings::start();
     mounts::early()?;
-    hurry(true);
     let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(BootError::ReadParams)?;
     let params = BootParams::parse(&cmdline)?;
     timings.mark("mounts");
@@ -102,7 +101,6 @@ async fn serve(reaper: Reaper, node: Ipv4Addr, rest: modules::Deferred, mut timi
     let ready = |_| {
         timings.mark("listen");
         timings.say();
-        hurry(false);
         // Ends by itself; the receiver is there until the machine stops.
         tokio::task::spawn_blocking(move || {
             rest.load();
@@ -117,13 +115,6 @@ async fn serve(reaper: Reaper, node: Ipv4Addr, rest: modules::Deferred, mut timi
     }
     stop.cancel();
     Ok(serve.await?)
-}
-
-/// Mounts, modules and links wait for RCU grace periods, tens of milliseconds each. The kernel itself hurries them while
-/// it boots and stops doing so just before us; we go on until the machine serves.
-fn hurry(on: bool) {
-    // A kernel built without the knob only boots a little slower.
-    let _ = std::fs::write("/sys/kernel/rcu_expedited", if on { "1" } else { "0" });
 }
 
 /// Processes may open many files, as in any container; the soft limit stays where old programs expect it.
