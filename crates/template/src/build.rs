@@ -114,7 +114,8 @@ fn failed(log: &BuildLog, error: &ImportError) -> BuildState {
     BuildState::Error { message, step: FailedAt::Base }
 }
 
-/// Turns a stream of progress into a readable log: one line a stage and layer, and one a second within a layer.
+/// Turns a stream of progress into a readable log: a line at the begin and end of each stage and layer, and one a second
+/// in between.
 struct ProgressTeller<'a> {
     log: &'a BuildLog,
     last: Mutex<Option<(String, Instant)>>,
@@ -144,9 +145,11 @@ fn describe(progress: &Progress) -> (String, String, bool) {
             format!("Layer {}/{total}: {done_bytes} of {total_bytes}", index + 1),
             done_bytes == total_bytes,
         ),
-        Progress::Unpacking { index, total, .. } => {
-            (format!("unpack {index}"), format!("Unpacking layer {}/{total}", index + 1), false)
-        }
+        Progress::Unpacking { index, total, done_bytes, total_bytes } => (
+            format!("unpack {index}"),
+            format!("Unpacking layer {}/{total}: {done_bytes} of {total_bytes}", index + 1),
+            done_bytes == total_bytes,
+        ),
         Progress::Building => ("build".into(), "Building the root file system".into(), false),
         other => ("other".into(), format!("{other:?}"), false), // a stage newer than this
     }

@@ -202,16 +202,15 @@ impl Templates {
         check_name(name)?;
         let _writer = self.inner.writer.lock().await;
         let now = Timestamp::now();
-        let known = self.find(name);
-        let build_id = known.as_ref().map_or_else(|| None, |_| Some(BuildId::new()));
-        let mut record = known.unwrap_or_else(|| TemplateRecord {
-            id: TemplateId::new(),
-            name: name.to_owned(),
-            created_at: now,
-            updated_at: now,
-            builds: Vec::new(),
-        });
-        let build_id = build_id.unwrap_or_else(|| record.id.into());
+        let (mut record, build_id) = match self.find(name) {
+            Some(known) => (known, BuildId::new()),
+            None => {
+                let id = TemplateId::new();
+                let fresh =
+                    TemplateRecord { id, name: name.to_owned(), created_at: now, updated_at: now, builds: Vec::new() };
+                (fresh, id.into())
+            }
+        };
         record.builds.push(BuildRecord {
             id: build_id,
             created_at: now,
