@@ -1,0 +1,26 @@
+//! overlaybd layers: finished ones, stacks of them, and writable uppers on top.
+
+#![forbid(unsafe_code)]
+
+mod gather;
+mod header;
+mod index;
+mod layer;
+mod mapping;
+mod merge;
+mod source;
+mod stack;
+mod tarwrap;
+mod zfile;
+
+pub use header::{Flags, Header, HeaderProblem, Identity, USER_TAG_LENGTH, UserTag};
+pub use index::Index;
+pub use layer::{Layer, LayerProblem, MAX_ENTRIES, OpenLayerError, Packaging};
+pub use mapping::{MAX_LENGTH, MAX_VIRTUAL_SIZE, Mapping, SECTOR};
+pub use source::{LocalFile, MemorySource, Source, Storage};
+pub use stack::{MAX_LAYERS, Stack, StackError};
+pub use tarwrap::{Member, TarProblem, TarWriter};
+pub use zfile::{
+    Algorithm, BlockError, BlockSize, OpenZFileError, ZFile, ZFileInfo, ZFileOptions, ZFileProblem, ZFileSummary,
+    ZFileWriter,
+};
