@@ -29,5 +29,5 @@ pub use machine::{Machine, MachineExit, Vmm, VmmError, VmmIdentity, VmmKind};
 pub use memory::{GuestMemory, MemoryRange};
 pub use orphan::{OrphanEnd, end_orphan};
 pub use process::{AdoptError, ProcessEnd, VmmProcess};
-pub use spec::{DiskSpec, MachineSpec, NicSpec};
+pub use spec::{DiskSpec, Flush, MachineSpec, NicSpec};
 pub use tail::Tail;

@@ -44,6 +44,17 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// The guest cannot write.
     pub read_only: bool,
+    /// How far a flush of the guest goes.
+    pub flush: Flush,
+}
+
+/// How far a guest's flush goes before it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// To the host's storage: what the guest synced survives a crash of the host.
+    Storage,
+    /// To the host's page cache: for a disk that is worth nothing once the host has crashed. Survives a crash of the VMM.
+    PageCache,
 }
 
 /// One virtio network device on an existing tap of the machine's network namespace.

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use aenv_vmm_driver::{DiskSpec, MachineSpec, NicSpec, VmmError};
+use aenv_vmm_driver::{DiskSpec, Flush, MachineSpec, NicSpec, VmmError};
 use serde_json::json;
 
 /// Id of the serial port's character device.
@@ -174,22 +174,23 @@ impl Arguments {
         self.option(name, value.to_string());
     }
 
-    /// Writes go to the host's page cache and a flush of the guest syncs the image (`fdatasync`): what the guest
-    /// synced survives a crash of the host. An I/O error, a full host disk included, is the guest's to see: QEMU's own
+    /// Writes go to the host's page cache; a flush of the guest syncs the image (`fdatasync`) if the disk's spec wants
+    /// that. An I/O error, a full host disk included, is the guest's to see: QEMU's own
     /// way, to stop the machine when there is no space, would leave a sandbox hanging without a word.
     fn disk(&mut self, index: usize, disk: &DiskSpec) -> Result<(), VmmError> {
         let io_error = |source| VmmError::Io { operation: "look at disk", path: disk.path.clone(), source };
         let kind = std::fs::metadata(&disk.path).map_err(io_error)?.file_type();
         let driver = if kind.is_block_device() { "host_device" } else { "file" };
         let node = format!("disk{index}");
+        let cache = json!({"direct": false, "no-flush": disk.flush == Flush::PageCache});
         self.json(
             "-blockdev",
             &json!({
                 "driver": "raw", "node-name": node, "read-only": disk.read_only, "discard": "unmap",
-                "cache": {"direct": false, "no-flush": false},
+                "cache": cache,
                 "file": {
                     "driver": driver, "filename": utf8(&disk.path)?, "aio": "threads", "discard": "unmap",
-                    "cache": {"direct": false, "no-flush": false},
+                    "cache": cache,
                 },
             }),
         );
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     fn spec() -> MachineSpec {
-        let disk = |read_only| DiskSpec { path: "/dev/null".into(), read_only };
+        let disk = |read_only| DiskSpec { path: "/dev/null".into(), read_only, flush: Flush::Storage };
         MachineSpec {
             name: "box".into(),
             shape: MachineShape { vcpus: 2, memory: Bytes::mib(256) },
@@ -275,7 +276,7 @@ mod tests {
 
     #[test]
     fn more_devices_than_slots_are_refused() {
-        let disk = DiskSpec { path: "/dev/null".into(), read_only: true };
+        let disk = DiskSpec { path: "/dev/null".into(), read_only: true, flush: Flush::Storage };
         let full = MachineSpec { disks: vec![disk.clone(); FOR_DISKS_AND_NICS - 1], ..spec() };
         assert!(line(&full, Accel::Kvm, false).is_ok());
         let over = MachineSpec { disks: vec![disk; FOR_DISKS_AND_NICS], ..spec() };
@@ -284,7 +285,10 @@ mod tests {
 
     #[test]
     fn a_missing_disk_is_named() {
-        let missing = MachineSpec { disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: true }], ..spec() };
+        let missing = MachineSpec {
+            disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: true, flush: Flush::Storage }],
+            ..spec()
+        };
         assert!(
             matches!(line(&missing, Accel::Kvm, false), Err(VmmError::Io { path, .. }) if path == Path::new("/nowhere/disk"))
         );

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use aenv_model::{Bytes, MachineShape};
 
 use super::guest::{Rig, TestGuest, counted, read, wait_for, wait_for_exit};
-use crate::{DiskSpec, GuestMemory, Machine, MachineExit, MachineSpec, OrphanEnd, Vmm, VmmError, end_orphan};
+use crate::{DiskSpec, Flush, GuestMemory, Machine, MachineExit, MachineSpec, OrphanEnd, Vmm, VmmError, end_orphan};
 
 /// A guest boots, its console is in the log, and `kill` ends it for good.
 pub async fn boots_and_is_killed(vmm: &dyn Vmm, guest: &TestGuest) {
@@ -44,7 +44,7 @@ pub async fn disks_keep_their_order_and_their_writes(vmm: &dyn Vmm, guest: &Test
     for (index, read_only) in [false, true, false].into_iter().enumerate() {
         let path = rig.path().join(format!("disk, {index}"));
         File::create(&path).unwrap().set_len((index as u64 + 1) << 20).unwrap();
-        spec.disks.push(DiskSpec { path, read_only });
+        spec.disks.push(DiskSpec { path, read_only, flush: Flush::Storage });
     }
     let machine = vmm.boot(spec.clone()).await.unwrap();
     let said = wait_for(&spec.serial_log, "written: ").await;
@@ -57,7 +57,7 @@ pub async fn disks_keep_their_order_and_their_writes(vmm: &dyn Vmm, guest: &Test
     machine.kill().await.unwrap();
 
     let mut spec = rig.spec(guest, "write");
-    spec.disks.push(DiskSpec { path: rig.path().join("disk, 1"), read_only: true });
+    spec.disks.push(DiskSpec { path: rig.path().join("disk, 1"), read_only: true, flush: Flush::Storage });
     let machine = vmm.boot(spec.clone()).await.unwrap();
     let said = wait_for(&spec.serial_log, "count 1").await;
     assert!(said.contains("written: ") && !said.contains("written: 0"), "wrote to a read-only disk: {said}");
@@ -258,7 +258,10 @@ pub async fn a_failed_boot_leaves_nothing(vmm: &dyn Vmm, guest: &TestGuest) {
         ("/nowhere/netns", MachineSpec { netns: Some("/nowhere/netns".into()), ..good() }),
         (
             "/nowhere/disk",
-            MachineSpec { disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: false }], ..good() },
+            MachineSpec {
+                disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: false, flush: Flush::Storage }],
+                ..good()
+            },
         ),
     ];
     for (named, spec) in bad {
