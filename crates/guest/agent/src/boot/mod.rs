@@ -51,14 +51,13 @@ enum BootError {
 
 /// Boots, serves and powers off.
 pub(crate) fn run() -> ! {
-    std::panic::set_hook(Box::new(|panic| {
-        say!("panic: {panic}");
-        power::off();
-    }));
+    // A panic in one request ends that request; one that gets here ends the machine.
+    std::panic::set_hook(Box::new(|panic| say!("panic: {panic}")));
     crate::sys::keep_heap_small();
-    match boot() {
-        Ok(never) => match never {},
-        Err(error) => say!("boot failed: {}", Chain(&error)),
+    match std::panic::catch_unwind(boot) {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(error)) => say!("boot failed: {}", Chain(&error)),
+        Err(_) => say!("boot failed: it panicked"),
     }
     power::off()
 }
