@@ -66,7 +66,7 @@ pub(crate) fn run(_: &Args) -> Result<()> {
 
     let start = Instant::now();
     node.stop()?;
-    steps.push(timed("node stopped", start, "nothing left running"));
+    steps.push(timed("node stopped", start, "in good order"));
     print(&steps);
     if !status.success() {
         bail!("`{line}` ended with {status}");

@@ -1,5 +1,7 @@
 //! `aenv-server`: one node.
 
+#![forbid(unsafe_code)]
+
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -32,6 +32,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("aenv-image", Layer::Mechanisms),
     ("aenv-guest-kit", Layer::Mechanisms),
     ("aenv-block-device", Layer::Bytes),
+    ("aenv-block-overlaybd", Layer::Bytes),
     ("aenv-guest-proto", Layer::Wire),
     ("aenv-guest-agent", Layer::Wire),
     ("aenv-api", Layer::Wire),
@@ -42,8 +43,9 @@ const LAYERS: &[(&str, Layer)] = &[
 
 /// Arrows inside a layer, each with its reason.
 const SIDEWAYS: &[(&str, &str)] = &[
-    ("aenv-vmm-qemu", "aenv-vmm-driver"),     // implements the trait
-    ("aenv-guest-agent", "aenv-guest-proto"), // speaks the protocol
+    ("aenv-vmm-qemu", "aenv-vmm-driver"),          // implements the trait
+    ("aenv-block-overlaybd", "aenv-block-device"), // implements the trait
+    ("aenv-guest-agent", "aenv-guest-proto"),      // speaks the protocol
 ];
 
 /// Crates that may use nothing of ours but these, whatever their layer would allow.

@@ -11,7 +11,7 @@ use super::arrows::Crate;
 const UNSAFE: &[(&str, &str)] = &[
     ("aenv-guest-agent", "PID 1: ioctls, waitid and exec after fork have no safe wrapper"),
     ("aenv-network", "the ioctls that make a persistent tap"),
-    ("aenv-vmm-driver", "a pidfd is registered with the reactor"),
+    ("aenv-vmm-driver", "work between fork and exec of a VMM, a pidfd in the reactor, the TSC"),
 ];
 
 /// One sentence for each crate that lacks a habit.

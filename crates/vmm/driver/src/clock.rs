@@ -1,5 +1,7 @@
 //! The host's time-stamp counter.
 
+#![allow(unsafe_code, reason = "the TSC is read by an intrinsic; the block says why it is sound")]
+
 use std::sync::OnceLock;
 
 /// Frequency of the host's time-stamp counter in kHz, measured once against `CLOCK_MONOTONIC_RAW` to about 5 ppm.

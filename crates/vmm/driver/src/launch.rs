@@ -3,6 +3,8 @@
 //! It starts in its own session and the machine's network namespace, with nothing of ours but the descriptors it was
 //! given, and stays when we go: no parent-death signal, no terminal, no broken pipe that could end it.
 
+#![allow(unsafe_code, reason = "work between fork and exec; each block says why it is sound")]
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;

@@ -8,6 +8,8 @@
 //! ([`VmmProcess`]), the end of machines nobody owns any more ([`end_orphan`], [`find_by_work_dir`]), the bounded
 //! console log ([`BoundedLog`], [`Tail`]) and the search for guest memory ([`GuestMemory::of_image`]).
 
+#![deny(unsafe_code)]
+
 mod clock;
 mod identity;
 mod launch;

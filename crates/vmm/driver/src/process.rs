@@ -1,5 +1,7 @@
 //! Supervision of VMM processes: how one is started or found again, watched, and ended.
 
+#![allow(unsafe_code, reason = "a pidfd is registered with the reactor; the block says why it is sound")]
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
