@@ -199,6 +199,11 @@ impl Layer {
         Ok(Self { payload, packaging, trailer, index: Arc::new(Index::from_sorted(check.entries)) })
     }
 
+    /// A layer that was sealed a moment ago.
+    pub(crate) fn from_sealed(payload: Arc<dyn Source>, trailer: Header, index: Index) -> Self {
+        Self { payload, packaging: Packaging::default(), trailer, index: Arc::new(index) }
+    }
+
     /// The LSMT file, unwrapped.
     #[must_use]
     pub fn payload(&self) -> &Arc<dyn Source> {
@@ -233,11 +238,6 @@ impl Layer {
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.index
-    }
-
-    /// Whether two values are the same open layer.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.index, &other.index)
     }
 }
 

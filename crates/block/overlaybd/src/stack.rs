@@ -58,21 +58,46 @@ impl Stack {
     ///
     /// The topmost non-zero size is the device's, even if layers below are larger.
     pub fn new(layers: Vec<Layer>) -> Result<Self, StackError> {
+        Self::check_limits(&layers)?;
+        let size = Self::size_of(&layers)?;
+        let tagged = (0..=u8::MAX).zip(layers.iter().rev()).map(|(tag, layer)| layer.index().tagged(tag));
+        let index = Arc::new(Index::from_sorted(merge(tagged.collect())));
+        Ok(Self { layers, index, size })
+    }
+
+    fn check_limits(layers: &[Layer]) -> Result<(), StackError> {
         if layers.len() > MAX_LAYERS {
             return Err(StackError::TooDeep(layers.len()));
         }
         let entries: u64 = layers.iter().map(|layer| layer.index().entries().len() as u64).sum();
-        if entries > MAX_ENTRIES {
-            return Err(StackError::TooManyEntries(entries));
-        }
-        let sizing = layers.iter().rev().find(|layer| layer.virtual_size() != Bytes(0));
-        let size = sizing.map_or(Bytes(0), Layer::virtual_size);
-        if let Some(layer) = sizing.filter(|_| size.get() > MAX_VIRTUAL_SIZE) {
+        if entries > MAX_ENTRIES { Err(StackError::TooManyEntries(entries)) } else { Ok(()) }
+    }
+
+    /// The topmost size that is not 0.
+    fn size_of(layers: &[Layer]) -> Result<Bytes, StackError> {
+        let Some(layer) = layers.iter().rev().find(|layer| layer.virtual_size() != Bytes(0)) else {
+            return Ok(Bytes(0));
+        };
+        let size = layer.virtual_size();
+        if size.get() > MAX_VIRTUAL_SIZE {
             return Err(StackError::TooLarge { file: layer.payload().name().to_owned(), size: size.get() });
         }
-        let tagged = (0..=u8::MAX).zip(layers.iter().rev()).map(|(tag, layer)| layer.index().tagged(tag));
-        let index = Arc::new(Index::from_sorted(merge(tagged.collect())));
-        Ok(Self { layers, index, size })
+        Ok(size)
+    }
+
+    /// This stack with `layer` on top. Touches every entry once, whatever the depth.
+    pub fn with_top(&self, layer: Layer) -> Result<Self, StackError> {
+        let mut layers = self.layers.clone();
+        layers.push(layer);
+        if self.layers.is_empty() {
+            return Self::new(layers);
+        }
+        Self::check_limits(&layers)?;
+        // Everything below moves down by one.
+        let below = self.index.entries().iter().map(|entry| entry.with_tag(entry.tag() + 1)).collect();
+        let top = layers[layers.len() - 1].index().tagged(0);
+        let size = Self::size_of(&layers)?;
+        Ok(Self { layers, index: Arc::new(Index::from_sorted(merge(vec![top, below]))), size })
     }
 
     /// The layers, bottom first.
