@@ -74,9 +74,10 @@ pub(crate) fn arguments(
         }
         Accel::Tcg { .. } => {
             args.option("-accel", format!("tcg,thread=multi,tb-size={TB_CACHE_MIB}"));
-            // All that the emulator has, as programs of today expect; but a fifth level of page tables only makes
-            // every emulated TLB miss dearer.
-            args.option("-cpu", "max,la57=off");
+            // All that the emulator has, as programs of today expect. But a fifth level of page tables only makes every
+            // emulated TLB miss dearer, and "enhanced" byte moves, which kernel and libc prefer to eight bytes at a time
+            // once they see them, are a loop over single bytes here.
+            args.option("-cpu", "max,la57=off,erms=off");
         }
     }
     let vcpus = spec.shape.vcpus;
@@ -130,6 +131,10 @@ fn kernel_command_line(given: &str, accel: Accel) -> String {
         // On a busy host an emulated timer is late: the tests and watchdogs that panic or hang because of that are of
         // no use. The same goes for the calibration of the TSC: it fails now and then, or never ends (6.12).
         line.push_str(" no_timer_check nowatchdog");
+        // Translated code is found again by its address. With randomised addresses every process is translated afresh,
+        // which makes a fork and exec five times as dear (33 ms against 6). The machine is the boundary, not a guess
+        // about addresses.
+        line.push_str(" norandmaps");
         // QEMU before 8.0 emulates cmpxchg16b with wrong flags: an interrupt right after it restores garbage (direction
         // flag, trap flag, …) and the guest kernel crashes. Its allocator is the great user of that instruction. Programs
         // still see it in CPUID, since distributions built for x86-64-v2 do not start without.
