@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,7 +67,10 @@ async fn serve(config: config::Config) -> Result<()> {
 /// `RUST_LOG` filters; `AENV_LOG_FORMAT` is `compact` (default), `pretty` or `json`.
 fn log_to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match std::env::var("AENV_LOG_FORMAT").as_deref() {
         Ok("json") => builder.json().init(),
         Ok("pretty") => builder.pretty().init(),

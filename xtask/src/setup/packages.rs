@@ -34,6 +34,7 @@ const PACKAGES: &[Package] = &[
     package("ca-certificates", Seen::File("/etc/ssl/certs/ca-certificates.crt"), "TLS to image registries"),
     package("qemu-system-x86", Seen::Program("qemu-system-x86_64"), "the VMM that every sandbox runs in"),
     package("e2fsprogs", Seen::Program("mke2fs"), "makes the ext4 root filesystems of images"),
+    package("busybox-static", Seen::File("/bin/busybox"), "the only program in the smallest image that tests boot"),
     package("mmdebstrap", Seen::Program("mmdebstrap"), "builds the first image without any registry"),
     package("python3", Seen::Program("python3"), "runs the E2B Python SDK in the demo and the SDK suite"),
     package("python3-venv", Seen::PythonVenv, "keeps that SDK in a virtual environment of its own"),
