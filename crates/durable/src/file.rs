@@ -10,10 +10,8 @@ use std::path::Path;
 /// The file appears under its name only when it is complete: written beside it, synced, renamed, directory synced.
 pub fn atomic_write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new()
-        .prefix(".new-")
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(dir)?;
+    let mut file =
+        tempfile::Builder::new().prefix(".new-").permissions(Permissions::from_mode(mode)).tempfile_in(dir)?;
     file.write_all(content)?;
     file.as_file().set_permissions(Permissions::from_mode(mode))?; // the umask may have taken bits away
     file.as_file().sync_all()?;
