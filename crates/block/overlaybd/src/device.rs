@@ -22,7 +22,7 @@ use crate::header::Identity;
 use crate::index::{Content, Index};
 use crate::mapping::SECTOR;
 use crate::stack::{Stack, check_range};
-use crate::upper::{Mode, ResizeError, Upper};
+use crate::upper::{Mode, ResizeError, Upper, lock};
 
 /// What pieces of an upper's data file are called within a request; layers have lower numbers.
 const UPPER_FILE: u16 = u16::MAX;
@@ -87,6 +87,7 @@ impl OverlayDevice {
 
     /// Changes the size. What a smaller size cuts off is gone. The caller sees to the filesystem on it.
     pub fn resize(&self, size: Bytes) -> Result<(), ResizeError> {
+        let _changing = lock(&self.changing);
         let parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
         parts.upper.resize(size)?;
         self.size.store(size.get(), Ordering::Release);

@@ -234,6 +234,10 @@ impl Layer {
         self.trailer.virtual_size
     }
 
+    pub(crate) fn shared_index(&self) -> Arc<Index> {
+        Arc::clone(&self.index)
+    }
+
     /// What it maps.
     #[must_use]
     pub fn index(&self) -> &Index {

@@ -54,9 +54,14 @@ impl Upper {
             file.set_length(at).map_err(error("cut"))?; // the beginnings of an earlier seal
         }
         at = at.next_multiple_of(SECTOR);
-        let entries: Vec<_> = self.with_live(|live| live.entries().collect());
-        let raw: Vec<_> = entries.iter().copied().map(RawMapping::from).collect();
-        let mut index = raw.as_bytes().to_vec();
+        let mut entries = Vec::with_capacity(self.entries());
+        let mut index = Vec::with_capacity(self.entries() * RawMapping::SIZE as usize + 2 * BLOCK as usize);
+        self.with_live(|live| {
+            for entry in live.entries() {
+                entries.push(entry);
+                index.extend_from_slice(RawMapping::from(entry).as_bytes());
+            }
+        });
         index.resize(index.len().next_multiple_of(SECTOR as usize), INDEX_PADDING);
         let end = (at + index.len() as u64).next_multiple_of(BLOCK);
         index.resize((end - at) as usize, 0);

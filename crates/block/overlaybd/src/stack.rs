@@ -60,6 +60,10 @@ impl Stack {
     pub fn new(layers: Vec<Layer>) -> Result<Self, StackError> {
         Self::check_limits(&layers)?;
         let size = Self::size_of(&layers)?;
+        if let [only] = &layers[..] {
+            let index = only.shared_index(); // its tags are 0 already
+            return Ok(Self { layers, index, size });
+        }
         let tagged = (0..=u8::MAX).zip(layers.iter().rev()).map(|(tag, layer)| layer.index().tagged(tag));
         let index = Arc::new(Index::from_sorted(merge(tagged.collect())));
         Ok(Self { layers, index, size })

@@ -174,7 +174,7 @@ fn exporting_an_upper_gives_the_golden_layer_but_for_tags() {
 }
 
 /// Tags on disk are leftovers of the tool that wrote them.
-pub fn clear_tags(layer: &mut [u8], trailer: &Header) {
+fn clear_tags(layer: &mut [u8], trailer: &Header) {
     for entry in 0..trailer.index_count {
         layer[(trailer.index_offset + entry * 16 + 15) as usize] = 0;
     }

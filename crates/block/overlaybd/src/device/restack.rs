@@ -4,11 +4,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
-use aenv_block_device::BlockDevice;
 use aenv_model::Bytes;
 
-use super::{OverlayDevice, Parts};
+use super::OverlayDevice;
 use crate::header::Identity;
 use crate::layer::Layer;
 use crate::seal::SealError;
@@ -24,6 +24,8 @@ pub struct Restacked {
     pub layer: Layer,
     /// Size of its file.
     pub size: Bytes,
+    /// How long requests had to wait.
+    pub pause: Duration,
 }
 
 /// Why a device could not be restacked.
@@ -46,7 +48,8 @@ pub enum RestackError {
         /// Why.
         source: io::Error,
     },
-    /// No fresh upper could be made. The device must be opened again on the new layer.
+    /// No fresh upper could be made or put in place. If [the upper](OverlayDevice::upper) still takes writes, the device
+    /// goes on; else it must be opened again.
     #[error("make a fresh upper")]
     Create(#[from] CreateUpperError),
     /// The new layer does not fit on the stack. The device must be opened again.
@@ -55,48 +58,58 @@ pub enum RestackError {
 }
 
 impl OverlayDevice {
-    /// Seals the upper at `files`, moves its data file to `layer` (in the same filesystem), makes a fresh upper of the same
-    /// layout in its place and goes on with that. Requests wait meanwhile; data is flushed before they have to.
+    /// Seals the upper at `files`, moves its data file to `layer` (in the same filesystem) and goes on with a fresh upper of
+    /// the same layout in its place. Data is flushed and the fresh upper is made before requests have to wait.
     ///
     /// A crash leaves one of: the old upper; a sealed one at `files`; none at `files` and a layer at `layer`; or the new
     /// state. [`UpperFiles::state`] tells which.
     pub fn restack(&self, files: &UpperFiles, layer: &Path) -> Result<Restacked, RestackError> {
-        self.restack_with(|options| {
-            let moved = |source| RestackError::Move { to: layer.to_owned(), source };
-            fs::rename(&files.data, layer).map_err(moved)?;
-            sync_directory(layer).map_err(moved)?;
-            if layer.parent() != files.data.parent() {
-                sync_directory(&files.data).map_err(moved)?;
-            }
-            let sealed = LocalFile::open(layer).map_err(moved)?;
-            Ok((Arc::new(sealed), files.create(options)?))
-        })
+        let result = self.restack_with(
+            |options| files.prepare(options),
+            || {
+                let moved = |source| RestackError::Move { to: layer.to_owned(), source };
+                fs::rename(&files.data, layer).map_err(moved)?;
+                if layer.parent() != files.data.parent() {
+                    sync_directory(layer).map_err(moved)?;
+                }
+                files.publish()?; // in the order of the journal: never the fresh upper without the layer
+                Ok(Arc::new(LocalFile::open(layer).map_err(moved)?))
+            },
+        );
+        if result.is_err() {
+            files.discard_prepared();
+        }
+        result
     }
 
-    /// Like [`restack`](Self::restack), with `replace` to give the sealed file's bytes and the next upper, for which it is
-    /// told how to make it.
+    /// Like [`restack`](Self::restack) for files of any kind: `make` makes the next upper, while requests go on; `place` is
+    /// called when the current one is sealed and durable, and gives its bytes.
     pub fn restack_with(
         &self,
-        replace: impl FnOnce(&UpperOptions) -> Result<(Arc<dyn Source>, Upper), RestackError>,
+        make: impl FnOnce(&UpperOptions) -> Result<Upper, CreateUpperError>,
+        place: impl FnOnce() -> Result<Arc<dyn Source>, RestackError>,
     ) -> Result<Restacked, RestackError> {
         let _changing = lock(&self.changing);
         if self.parts().lowers.layers().len() == MAX_LAYERS {
             return Err(RestackError::TooDeep);
         }
-        self.flush().map_err(RestackError::Flush)?; // so that little is left to do while requests wait
-        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
-        let Parts { lowers, upper } = &mut *parts;
-        let sealed = upper.seal()?;
-        let size = sealed.size();
-        let options = UpperOptions {
+        let upper = self.upper();
+        let fresh = make(&UpperOptions {
             mode: upper.mode(),
             virtual_size: upper.virtual_size(),
             identity: Identity::fresh(upper.identity().uuid),
-        };
-        let (source, fresh) = replace(&options)?;
-        let layer = sealed.into_layer(source);
-        *lowers = lowers.with_top(layer.clone())?;
-        *upper = Arc::new(fresh);
-        Ok(Restacked { layer, size })
+        })?;
+        upper.flush().map_err(RestackError::Flush)?; // so that little is left to do while requests wait
+        let start = Instant::now();
+        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
+        let sealed = upper.seal()?;
+        let size = sealed.size();
+        let layer = sealed.into_layer(place()?);
+        parts.lowers = parts.lowers.with_top(layer.clone())?;
+        parts.upper = Arc::new(fresh);
+        drop(parts);
+        let pause = start.elapsed();
+        drop(upper); // deletes its index file, for which the filesystem may take its time
+        Ok(Restacked { layer, size, pause })
     }
 }

@@ -37,29 +37,39 @@ impl UpperFiles {
     /// Makes a fresh upper here. What was here is lost: move it away first. When a new data file appears, everything is
     /// complete.
     pub fn create(&self, options: &UpperOptions) -> Result<Upper, CreateUpperError> {
-        let error = |what, path: &Path| {
-            let file = path.display().to_string();
-            move |source| CreateUpperError::Write { what, file, source }
-        };
-        let temporary = |path: &Path| {
-            let mut name = path.as_os_str().to_owned();
-            name.push(".new");
-            PathBuf::from(name)
-        };
+        let upper = self.prepare(options)?;
+        self.publish()?;
+        Ok(upper)
+    }
+
+    /// Makes a fresh upper under temporary names.
+    pub(crate) fn prepare(&self, options: &UpperOptions) -> Result<Upper, CreateUpperError> {
         let make = |path: &Path| -> Result<Arc<dyn Storage>, CreateUpperError> {
             let new = temporary(path);
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&new);
-            let file = file.map_err(error("create", &new))?;
+            let _ = fs::remove_file(&new); // left by a crash; truncating it would take longer
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&new);
+            let file = file.map_err(write_error("create", &new))?;
             Ok(Arc::new(LocalFile::from_file(file, path.display().to_string())))
         };
-        let index = self.index.as_deref().map(make).transpose()?;
-        let data = make(&self.data)?;
-        let upper = Upper::create(data, index, options)?;
+        Upper::create(make(&self.data)?, self.index.as_deref().map(make).transpose()?, options)
+    }
+
+    /// Gives a prepared upper its names, the data file last.
+    pub(crate) fn publish(&self) -> Result<(), CreateUpperError> {
         for path in self.index.iter().chain([&self.data]) {
-            fs::rename(temporary(path), path).map_err(error("rename the new file to", path))?;
-            sync_directory(path).map_err(error("sync the directory of", path))?;
+            fs::rename(temporary(path), path).map_err(write_error("rename the new file to", path))?;
         }
-        Ok(upper)
+        if let Some(index) = self.index.as_ref().filter(|index| index.parent() != self.data.parent()) {
+            sync_directory(index).map_err(write_error("sync the directory of", index))?;
+        }
+        sync_directory(&self.data).map_err(write_error("sync the directory of", &self.data))
+    }
+
+    /// Removes what was prepared and not published.
+    pub(crate) fn discard_prepared(&self) {
+        for path in self.index.iter().chain([&self.data]) {
+            let _ = fs::remove_file(temporary(path)); // most likely not there; overwritten next time otherwise
+        }
     }
 
     /// Opens the upper that is here.
@@ -98,6 +108,17 @@ impl UpperFiles {
         let index = (mode != Mode::Sparse).then(|| directory.join("upper.index"));
         Self { data: directory.join("upper.data"), index }
     }
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
+}
+
+fn write_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CreateUpperError + use<> {
+    let file = path.display().to_string();
+    move |source| CreateUpperError::Write { what, file, source }
 }
 
 /// Makes names in the directory of `path` durable.

@@ -29,14 +29,6 @@ impl Algorithm {
             Self::Zstd => 2,
         }
     }
-
-    /// What is stored as the level.
-    pub(crate) fn level(self) -> u8 {
-        match self {
-            Self::Lz4 => 1,
-            Self::Zstd => ZSTD_LEVEL as u8,
-        }
-    }
 }
 
 const ZSTD_LEVEL: i32 = 3;

@@ -266,7 +266,7 @@ pub(super) fn to_block(kind: Kind, info: &ZFileInfo, index_crc: u32) -> [u8; BLO
     }
     raw.block_size = U32::new(info.block_size.get() as u32);
     raw.algorithm = info.algorithm.code();
-    raw.level = info.algorithm.level();
+    raw.level = 0; // informational: the default
     raw.verify = u8::from(info.verify);
     let mut block = [0; BLOCK as usize];
     block[..size_of::<RawHeader>()].copy_from_slice(raw.as_bytes());

@@ -10,52 +10,52 @@ use aenv_block_overlaybd::{LocalFile, Mapping, MemorySource, Source};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-pub static MANIFEST: LazyLock<Value> = LazyLock::new(|| {
+pub(crate) static MANIFEST: LazyLock<Value> = LazyLock::new(|| {
     let text = std::fs::read(fixture("manifest.json")).expect("manifest");
     serde_json::from_slice(&text).expect("json")
 });
 
-pub fn fixture(path: &str) -> PathBuf {
+pub(crate) fn fixture(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)
 }
 
-pub fn vectors(kind: &str) -> impl Iterator<Item = &'static Value> {
+pub(crate) fn vectors(kind: &str) -> impl Iterator<Item = &'static Value> {
     let all = MANIFEST["vectors"].as_array().expect("vectors");
     all.iter().filter(move |vector| vector["kind"] == kind)
 }
 
-pub fn vector(id: &str) -> &'static Value {
+pub(crate) fn vector(id: &str) -> &'static Value {
     let all = MANIFEST["vectors"].as_array().expect("vectors");
     all.iter().find(|vector| vector["id"] == id).unwrap_or_else(|| panic!("no vector {id}"))
 }
 
-pub fn id(vector: &Value) -> &str {
+pub(crate) fn id(vector: &Value) -> &str {
     text(&vector["id"])
 }
 
-pub fn text(value: &Value) -> &str {
+pub(crate) fn text(value: &Value) -> &str {
     value.as_str().expect("text")
 }
 
-pub fn number(value: &Value) -> u64 {
+pub(crate) fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
 /// The vector's first file.
-pub fn path(vector: &Value) -> PathBuf {
+pub(crate) fn path(vector: &Value) -> PathBuf {
     fixture(text(&vector["files"][0]["path"]))
 }
 
-pub fn open(vector: &Value) -> Arc<dyn Source> {
+pub(crate) fn open(vector: &Value) -> Arc<dyn Source> {
     Arc::new(LocalFile::open(&path(vector)).expect("open fixture"))
 }
 
-pub fn memory(name: &str, bytes: Vec<u8>) -> Arc<dyn Source> {
+pub(crate) fn memory(name: &str, bytes: Vec<u8>) -> Arc<dyn Source> {
     Arc::new(MemorySource::new(name, bytes))
 }
 
 /// The bytes of a damaged vector.
-pub fn damaged(vector: &Value) -> Vec<u8> {
+pub(crate) fn damaged(vector: &Value) -> Vec<u8> {
     let patch = &vector["patch"];
     let mut bytes = std::fs::read(fixture(text(&patch["base"]))).expect("base");
     bytes.resize(number(&patch["length"]) as usize, 0);
@@ -67,18 +67,18 @@ pub fn damaged(vector: &Value) -> Vec<u8> {
     bytes
 }
 
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-pub fn read(device: &dyn BlockDevice, offset: u64, length: u64) -> Vec<u8> {
+pub(crate) fn read(device: &dyn BlockDevice, offset: u64, length: u64) -> Vec<u8> {
     let mut bytes = vec![0xEE; length as usize];
     device.read_at(offset, &mut bytes).unwrap_or_else(|error| panic!("read {length} at {offset}: {error}"));
     bytes
 }
 
 /// What `range` of a device must hold that is described by `extents`.
-pub fn expected(extents: &Value, offset: u64, length: u64) -> Vec<u8> {
+pub(crate) fn expected(extents: &Value, offset: u64, length: u64) -> Vec<u8> {
     let mut bytes = vec![0; length as usize];
     for extent in extents.as_array().expect("extents") {
         let (start, size) = (number(&extent["offset"]), number(&extent["length"]));
@@ -91,7 +91,7 @@ pub fn expected(extents: &Value, offset: u64, length: u64) -> Vec<u8> {
 }
 
 /// Bytes of a fill pattern from `offset` on.
-pub fn fill(pattern: &Value, offset: u64, out: &mut [u8]) {
+pub(crate) fn fill(pattern: &Value, offset: u64, out: &mut [u8]) {
     match pattern["fill"].as_str() {
         None | Some("zero") => out.fill(0),
         Some("byte") => out.fill(number(&pattern["value"]) as u8),
@@ -117,7 +117,7 @@ pub fn fill(pattern: &Value, offset: u64, out: &mut [u8]) {
 }
 
 /// Checks a whole device against `expect`.
-pub fn check_device(name: &str, device: &dyn BlockDevice, expect: &Value) {
+pub(crate) fn check_device(name: &str, device: &dyn BlockDevice, expect: &Value) {
     let size = number(&expect["virtual_size"]);
     assert_eq!(device.size().get(), size, "{name}: size");
     if let Some(digest) = expect["device_sha256"].as_str() {
@@ -137,7 +137,7 @@ pub fn check_device(name: &str, device: &dyn BlockDevice, expect: &Value) {
 }
 
 /// An index as `[offset, length, position, zeroed, tag]` lists of the manifest, sector by sector.
-pub fn sectors_of_json(index: &Value) -> Vec<(u64, Option<(u64, u64)>)> {
+pub(crate) fn sectors_of_json(index: &Value) -> Vec<(u64, Option<(u64, u64)>)> {
     let field = |entry: &Value, at: usize| number(&entry[at]);
     let entries = index.as_array().expect("index").iter();
     sectors(entries.map(|entry| {
@@ -145,7 +145,7 @@ pub fn sectors_of_json(index: &Value) -> Vec<(u64, Option<(u64, u64)>)> {
     }))
 }
 
-pub fn sectors_of(entries: &[Mapping]) -> Vec<(u64, Option<(u64, u64)>)> {
+pub(crate) fn sectors_of(entries: &[Mapping]) -> Vec<(u64, Option<(u64, u64)>)> {
     sectors(entries.iter().map(|entry| {
         let data = (!entry.is_zeroed()).then(|| (entry.position(), u64::from(entry.tag())));
         (entry.offset(), entry.length(), data)
