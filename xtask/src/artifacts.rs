@@ -69,10 +69,11 @@ pub(crate) fn agent() -> Result<PathBuf> {
 }
 
 /// Fetches the guest kernel and builds the initramfs around the agent (the server does both, into `home`'s guest
-/// folder) so that the first start of a server does not spend its time on it.
-pub(crate) fn provision(artifacts: &Artifacts, home: &Home) -> Result<()> {
+/// folder) so that the first start of a server does not spend its time on it. Returns the folder with both.
+pub(crate) fn provision(artifacts: &Artifacts, home: &Home) -> Result<PathBuf> {
     say("providing the guest kernel and initramfs");
-    Run::as_root(&artifacts.server).arg("--config").arg(home.config()).arg("provision").run()
+    let id = Run::as_root(&artifacts.server).arg("--config").arg(home.config()).arg("provision").read()?;
+    Ok(home.kits().join(id.trim()))
 }
 
 fn check_agent(path: &Path) -> Result<()> {

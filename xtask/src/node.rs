@@ -36,21 +36,25 @@ impl Home {
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let home = Self { dir };
         // Named by content, so that our homes may share them: the guest kernel is fetched once.
-        let shared = paths::kept().join("shared");
         let guest = toml::Table::from_iter([
             ("agent_path".to_owned(), text(&artifacts.agent)?.into()),
-            ("kit_path".to_owned(), text(&shared.join("guest"))?.into()),
+            ("kit_path".to_owned(), text(&home.kits())?.into()),
         ]);
         let config = toml::Table::from_iter([
             // Relative paths start at the file's own folder.
             ("home_path".to_owned(), "home".into()),
             ("runtime_path".to_owned(), runtime_path(name).into()),
-            ("cache_path".to_owned(), text(&shared.join("cache"))?.into()),
+            ("cache_path".to_owned(), text(&shared().join("cache"))?.into()),
             ("guest".to_owned(), guest.into()),
         ]);
         let path = home.config();
         fs::write(&path, toml::to_string(&config)?).with_context(|| format!("write {}", path.display()))?;
         Ok(home)
+    }
+
+    /// Guest kernels with their initramfs, by content.
+    pub(crate) fn kits(&self) -> PathBuf {
+        shared().join("guest")
     }
 
     /// The configuration file.
@@ -62,6 +66,11 @@ impl Home {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("server.log")
     }
+}
+
+/// What costs time and not truth, kept once for all homes.
+fn shared() -> PathBuf {
+    paths::kept().join("shared")
 }
 
 /// Sockets live here, and socket paths have room for 107 bytes: too few below a deep target directory.

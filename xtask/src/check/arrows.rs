@@ -33,6 +33,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("aenv-guest-kit", Layer::Mechanisms),
     ("aenv-block-device", Layer::Bytes),
     ("aenv-block-overlaybd", Layer::Bytes),
+    ("aenv-block-source", Layer::Bytes),
     ("aenv-guest-proto", Layer::Wire),
     ("aenv-guest-agent", Layer::Wire),
     ("aenv-api", Layer::Wire),
@@ -45,6 +46,7 @@ const LAYERS: &[(&str, Layer)] = &[
 const SIDEWAYS: &[(&str, &str)] = &[
     ("aenv-vmm-qemu", "aenv-vmm-driver"),          // implements the trait
     ("aenv-block-overlaybd", "aenv-block-device"), // implements the trait
+    ("aenv-block-source", "aenv-block-overlaybd"), // implements its source of bytes
     ("aenv-guest-agent", "aenv-guest-proto"),      // speaks the protocol
 ];
 

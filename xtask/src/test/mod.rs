@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::artifacts::Profile;
+use crate::artifacts::{self, Artifacts, Profile};
+use crate::node::Home;
 use crate::sh::{Run, say};
 use crate::{check, e2e, sdk, setup};
 use tally::Tally;
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if !args.unit {
         match setup::everything(Profile::Dev) {
             Ok((artifacts, image)) => {
+                steps.add("VMM driver conformance", || vmm_drivers(&artifacts));
                 steps.add("end-to-end tests", || e2e::suite(&artifacts, &image, None));
                 steps.add("SDK suites", || sdk::suites(&artifacts, &image));
             }
@@ -46,8 +48,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 fn unit() -> Result<Tally> {
     let cargo = Run::cargo()
-        .args(["test", "--quiet", "--workspace", "--exclude", "aenv-e2e", "--no-fail-fast", "--", "--show-output"])
+        .args(["test", "--quiet", "--workspace", "--exclude", "aenv-e2e", "--exclude", "aenv-vmm-qemu"])
+        .args(["--no-fail-fast", "--", "--show-output"])
         .env("PATH", setup::tool_path()?);
+    tally::of_cargo_test(cargo)
+}
+
+/// The driver suites boot the very kernel and initramfs that sandboxes get.
+fn vmm_drivers(artifacts: &Artifacts) -> Result<Tally> {
+    let kit = artifacts::provision(artifacts, &Home::named("vmm", artifacts)?)?;
+    let cargo = Run::cargo()
+        .args(["test", "--quiet", "-p", "aenv-vmm-qemu", "--no-fail-fast", "--", "--show-output", "--test-threads=2"])
+        .env("AENV_TEST_KERNEL", kit.join("vmlinux"))
+        .env("AENV_TEST_INITRAMFS", kit.join("initramfs"));
     tally::of_cargo_test(cargo)
 }
 
