@@ -24,7 +24,7 @@ pub use index::Index;
 pub use layer::{Layer, LayerProblem, MAX_ENTRIES, OpenLayerError, Packaging};
 pub use mapping::{MAX_LENGTH, MAX_VIRTUAL_SIZE, Mapping, SECTOR};
 pub use seal::{SealError, SealedUpper};
-pub use source::{LocalFile, MemorySource, Source, Storage};
+pub use source::{LocalFile, MemoryFile, Source, Storage};
 pub use stack::{MAX_LAYERS, Stack, StackError};
 pub use tarwrap::{Member, TarProblem, TarWriter};
 pub use upper::{

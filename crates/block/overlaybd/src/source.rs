@@ -6,7 +6,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
@@ -212,36 +212,102 @@ impl Source for Window {
     }
 }
 
-/// Bytes in memory as a source: for small layers, and for tests.
+/// Bytes in memory as a file: for small layers, and for tests. Blocks of 4 KiB that are all zeros count as holes.
 #[derive(Debug)]
-pub struct MemorySource {
+pub struct MemoryFile {
     name: String,
-    bytes: Vec<u8>,
+    bytes: RwLock<Vec<u8>>,
 }
 
-impl MemorySource {
+impl MemoryFile {
     /// `name` is for errors.
     #[must_use]
     pub fn new(name: impl Into<String>, bytes: Vec<u8>) -> Self {
-        Self { name: name.into(), bytes }
+        Self { name: name.into(), bytes: RwLock::new(bytes) }
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.bytes().clone()
+    }
+
+    fn bytes(&self) -> RwLockReadGuard<'_, Vec<u8>> {
+        self.bytes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bytes_mut(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
+        self.bytes.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Source for MemorySource {
+/// `offset..offset + length` as indices.
+fn memory_range(offset: u64, length: u64) -> Option<Range<usize>> {
+    let end = offset.checked_add(length)?;
+    Some(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)
+}
+
+impl Source for MemoryFile {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn size(&self) -> u64 {
-        self.bytes.len() as u64
+        self.bytes().len() as u64
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let range = usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
-        match range.and_then(|range| self.bytes.get(range)) {
+        let bytes = self.bytes();
+        match memory_range(offset, buf.len() as u64).and_then(|range| bytes.get(range)) {
             Some(bytes) => buf.copy_from_slice(bytes),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
         }
         Ok(())
+    }
+}
+
+impl Storage for MemoryFile {
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let range = memory_range(offset, buf.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        let mut bytes = self.bytes_mut();
+        if bytes.len() < range.end {
+            bytes.resize(range.end, 0);
+        }
+        bytes[range].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.size())
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        let length = usize::try_from(length).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        self.bytes_mut().resize(length, 0);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut bytes = self.bytes_mut();
+        let end = offset.saturating_add(length).min(bytes.len() as u64);
+        if let Some(hole) = memory_range(offset, end.saturating_sub(offset)).and_then(|range| bytes.get_mut(range)) {
+            hole.fill(0);
+        }
+        Ok(())
+    }
+
+    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        const BLOCK: usize = 4096;
+        let bytes = self.bytes();
+        let data = (0..).zip(bytes.chunks(BLOCK)).filter(|(_, block)| block.iter().any(|&byte| byte != 0));
+        let ranges = data.map(|(at, block): (u64, _)| {
+            let start = at * BLOCK as u64;
+            start.max(range.start)..(start + block.len() as u64).min(range.end)
+        });
+        Ok(ranges.filter(|range| range.start < range.end).collect())
     }
 }

@@ -90,18 +90,18 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
-    use crate::source::MemorySource;
+    use crate::source::MemoryFile;
     use crate::tarwrap::{Member, detect};
 
     #[test]
     fn what_is_written_is_recognised_once_it_is_finished() {
         let mut tar = TarWriter::new(Cursor::new(Vec::new())).expect("new");
         tar.write_all(&[7; 1000]).expect("write");
-        let unfinished = MemorySource::new("half", tar.out.get_ref().clone());
+        let unfinished = MemoryFile::new("half", tar.out.get_ref().clone());
         assert_eq!(detect(&unfinished).expect("read"), Ok(None));
         let bytes = tar.finish().expect("finish").into_inner();
         assert_eq!(bytes.len(), 1536 + 1024 + 1024);
-        let finished = MemorySource::new("whole", bytes);
+        let finished = MemoryFile::new("whole", bytes);
         assert_eq!(detect(&finished).expect("read"), Ok(Some(Member { offset: 1536, size: 1000 })));
     }
 

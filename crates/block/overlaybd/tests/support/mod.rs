@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use aenv_block_device::BlockDevice;
-use aenv_block_overlaybd::{LocalFile, Mapping, MemorySource, Source};
+use aenv_block_overlaybd::{LocalFile, Mapping, MemoryFile, Source};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -51,7 +51,7 @@ pub(crate) fn open(vector: &Value) -> Arc<dyn Source> {
 }
 
 pub(crate) fn memory(name: &str, bytes: Vec<u8>) -> Arc<dyn Source> {
-    Arc::new(MemorySource::new(name, bytes))
+    Arc::new(MemoryFile::new(name, bytes))
 }
 
 /// The bytes of a damaged vector.
