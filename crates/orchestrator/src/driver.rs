@@ -239,6 +239,9 @@ impl Driver {
             }
             pause = (pause * 2).min(RELEASE_BACKOFF.1);
         }
+        if matches!(why, Ended::Deleted | Ended::Expired | Ended::NodeShutdown) {
+            _ = std::fs::remove_file(self.parts.serial_log(self.id)); // told nothing that anybody will look for
+        }
         self.status.send_modify(|status| status.phase = Phase::Gone);
         info!(sandbox_id = %self.id, %why, "sandbox is gone");
         // Who asked while we were busy gets the outcome too.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -30,6 +30,9 @@ const INBOX: usize = 64;
 /// Ended sandboxes whose reason is remembered for whoever still asks.
 const REMEMBERED: usize = 4096;
 
+/// Serial logs of failed sandboxes that are kept over a start, newest first: enough to look into, at most 256 MiB.
+const KEPT_LOGS: usize = 256;
+
 /// What the orchestrator is made of. `server` builds these and hands them down.
 pub struct Parts {
     /// Lives and their limits.
@@ -46,10 +49,17 @@ pub struct Parts {
     pub boot: GuestBoot,
     /// Where sandboxes have their private directories; made if absent.
     pub run_dir: PathBuf,
-    /// Where serial logs go; made if absent.
+    /// Where serial logs go; made if absent. A log stays when its sandbox failed or its machine ended by itself.
     pub serial_dir: PathBuf,
     /// What tokens are derived from.
     pub seed: TokenSeed,
+}
+
+impl Parts {
+    /// The serial log of a sandbox.
+    pub(crate) fn serial_log(&self, id: SandboxId) -> PathBuf {
+        self.serial_dir.join(format!("{id}.log"))
+    }
 }
 
 impl std::fmt::Debug for Parts {
@@ -128,6 +138,7 @@ impl Orchestrator {
                 .create(path)
                 .map_err(|source| StartOrchestratorError::Directory { path: path.clone(), source })?;
         }
+        prune(&parts.serial_dir, KEPT_LOGS);
         let inner = Inner {
             start_permits: Arc::new(Semaphore::new(parts.config.start_permits())),
             expiry_permits: Arc::new(Semaphore::new(parts.config.max_concurrent_expiries.max(1))),
@@ -274,6 +285,17 @@ impl Orchestrator {
 
     fn write<R>(&self, change: impl FnOnce(&mut Registry) -> R) -> R {
         change(&mut self.inner.registry.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Removes all but the newest `keep` files of `dir`. What cannot be looked at or removed stays.
+fn prune(dir: &Path, keep: usize) {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut files: Vec<_> =
+        entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()))).collect();
+    files.sort_by_key(|(modified, _)| std::cmp::Reverse(*modified));
+    for (_, path) in files.into_iter().skip(keep) {
+        _ = std::fs::remove_file(path);
     }
 }
 

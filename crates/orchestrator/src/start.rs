@@ -94,7 +94,7 @@ pub(crate) async fn start(
         nics: nic.into_iter().collect(),
         netns,
         work_dir,
-        serial_log: parts.serial_dir.join(format!("{id}.log")),
+        serial_log: parts.serial_log(id),
         serial_log_limit: SERIAL_LOG_LIMIT,
         memory_image: None,
     };
