@@ -186,7 +186,8 @@ impl Bench {
             |read: &dyn Fn(u64, &mut [u8])| timed(|| (0..size).step_by(MIB).for_each(|at| read(at, &mut buf)));
         let ours = |at: u64, buf: &mut [u8]| stack.read_at(at, buf).expect("read");
         let peer = |at: u64, buf: &mut [u8]| file.read_exact_at(buf, at).expect("read");
-        (run(&ours), run(&peer)); // warm
+        run(&ours); // warm
+        run(&peer);
         let mut run2 = {
             let mut buf = vec![0; MIB];
             move |read: &dyn Fn(u64, &mut [u8])| timed(|| (0..size).step_by(MIB).for_each(|at| read(at, &mut buf)))

@@ -3,10 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod commit;
+mod copy;
 mod device;
+mod export;
 mod gather;
 mod header;
 mod index;
+mod inspect;
 mod layer;
 mod mapping;
 mod merge;
@@ -18,9 +21,12 @@ mod upper;
 mod zfile;
 
 pub use commit::{CommitError, Finished, PORTABLE_ENTRIES};
+pub use copy::{CopyError, Sha256Writer, VerifyError, copy, digest, verify};
 pub use device::{CompactError, CompactionPolicy, OpenDeviceError, OverlayDevice, RestackError, Restacked};
+pub use export::{ExportError, Mapped, export};
 pub use header::{Flags, Header, HeaderProblem, Identity, USER_TAG_LENGTH, UserTag};
 pub use index::Index;
+pub use inspect::{HeaderFacts, Inspected, Inspection, inspect};
 pub use layer::{Layer, LayerProblem, MAX_ENTRIES, OpenLayerError, Packaging};
 pub use mapping::{MAX_LENGTH, MAX_VIRTUAL_SIZE, Mapping, SECTOR};
 pub use seal::{SealError, SealedUpper};

@@ -57,6 +57,17 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// The layout that `flags` tell, of which at most one is set.
+    pub(crate) fn of(flags: Flags) -> Self {
+        if flags.has(Flags::SPARSE) {
+            Self::Sparse
+        } else if flags.has(Flags::HYBRID) {
+            Self::Hybrid
+        } else {
+            Self::Log
+        }
+    }
+
     pub(crate) fn flags(self) -> Flags {
         match self {
             Self::Log => Flags(0),

@@ -100,11 +100,7 @@ impl Upper {
         let require = |holds, what| header.require(0, holds, what).map_err(|problem| format(problem.into()));
         require(header.flags.has(Flags::DATA), "the data bit (1) is clear: this is an index file")?;
         require(!header.flags.has(Flags::SPARSE.with(Flags::HYBRID)), "sparse (4) and hybrid (5) are both set")?;
-        let mode = match header.flags {
-            flags if flags.has(Flags::SPARSE) => Mode::Sparse,
-            flags if flags.has(Flags::HYBRID) => Mode::Hybrid,
-            _ => Mode::Log,
-        };
+        let mode = Mode::of(header.flags);
         let size = header.virtual_size.get();
         if !is_valid_size(size) {
             return Err(format(UpperProblem::Size(size)));
