@@ -34,8 +34,10 @@ pub struct OverlayDevice {
     parts: RwLock<Parts>,
     /// Shared by writes of whole granules, exclusive for those that read before they write.
     granules: RwLock<()>,
-    /// One change of the parts at a time, also while it is prepared.
+    /// One restack, resize or exchange of layers at a time, also while it is prepared.
     changing: Mutex<()>,
+    /// One compaction at a time; taken before `changing`.
+    compacting: Mutex<()>,
     size: AtomicU64,
 }
 
@@ -69,6 +71,7 @@ impl OverlayDevice {
             parts: RwLock::new(Parts { lowers, upper: Arc::new(upper) }),
             granules: RwLock::default(),
             changing: Mutex::default(),
+            compacting: Mutex::default(),
             size: AtomicU64::new(size.get()),
         })
     }

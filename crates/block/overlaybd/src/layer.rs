@@ -234,6 +234,11 @@ impl Layer {
         self.trailer.virtual_size
     }
 
+    /// Whether two values are the same open layer.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.index, &other.index)
+    }
+
     pub(crate) fn shared_index(&self) -> Arc<Index> {
         Arc::clone(&self.index)
     }

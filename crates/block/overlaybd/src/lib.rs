@@ -1,4 +1,24 @@
 //! overlaybd layers: finished ones, stacks of them, and writable uppers on top.
+//!
+//! ```text
+//!                 OverlayDevice                 reads, writes, discards, flushes; any byte, any thread
+//!                /             \
+//!           Upper               Stack           the newest layer that has a sector wins
+//!      log, hybrid, sparse     /  |  \
+//!       data (+ index)      Layer Layer Layer   immutable; LSMT, maybe in a ZFile, maybe in a tar
+//!             |                |    |    |
+//!          Storage           Source  ...        files, or whatever else implements the trait
+//! ```
+//!
+//! * An LSMT file maps ranges of a device to places in itself: header, data, a sorted index, trailer. A [`Layer`] is one that
+//!   is finished; its index is checked whole when it is opened.
+//! * An [`Upper`] is one that is written. Sealing appends index and trailer to its data file, and it is a layer.
+//! * [`OverlayDevice::restack`] seals the upper of a running device and goes on with a fresh one: a disk snapshot.
+//! * [`OverlayDevice::compact`] merges layers while the device runs, [`Stack::flatten`] all of them, [`Layer::repack`] one.
+//! * [`ZFile`] reads compressed files block by block, [`ZFileWriter`] makes them on all cores, [`TarWriter`] wraps either.
+//!
+//! Everything blocks. There is no async runtime here, no socket, no global; a thread-local buffer is the only state outside
+//! of values. Layouts are described where they are parsed: `header.rs`, `mapping.rs`, `zfile/header.rs`, `tarwrap.rs`.
 
 #![forbid(unsafe_code)]
 

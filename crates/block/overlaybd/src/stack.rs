@@ -1,7 +1,9 @@
 //! Finished layers on top of each other, seen as one device that cannot be written.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use aenv_block_device::BlockDevice;
 use aenv_model::Bytes;
@@ -51,6 +53,26 @@ impl Stack {
     /// Opens `sources`, bottom first.
     pub fn open(sources: impl IntoIterator<Item = Arc<dyn Source>>) -> Result<Self, StackError> {
         let layers = sources.into_iter().map(Layer::open).collect::<Result<_, _>>()?;
+        Self::new(layers)
+    }
+
+    /// Like [`open`](Self::open), `threads` layers at a time: for sources that are far away. Of several errors, that of the
+    /// lowest layer is given.
+    pub fn open_parallel(sources: &[Arc<dyn Source>], threads: usize) -> Result<Self, StackError> {
+        let next = AtomicUsize::new(0);
+        let opened: Vec<OnceLock<_>> = sources.iter().map(|_| OnceLock::new()).collect();
+        thread::scope(|scope| {
+            for _ in 0..threads.clamp(1, sources.len().max(1)) {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        let Some((source, slot)) = sources.get(number).zip(opened.get(number)) else { return };
+                        let _ = slot.set(Layer::open(Arc::clone(source))); // each number is taken once
+                    }
+                });
+            }
+        });
+        let layers = opened.into_iter().filter_map(OnceLock::into_inner).collect::<Result<_, _>>()?;
         Self::new(layers)
     }
 

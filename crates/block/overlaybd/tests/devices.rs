@@ -2,14 +2,19 @@
 
 mod support;
 
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use aenv_block_device::BlockDevice;
 use aenv_block_device::test_support::conformance;
-use aenv_block_overlaybd::{CompactionPolicy, Layer, LocalFile, Mode, OverlayDevice, Stack, UpperFiles, UpperOptions};
+use aenv_block_overlaybd::{
+    CompactionPolicy, Layer, LocalFile, MemoryFile, Mode, OverlayDevice, Source, Stack, Storage, Upper, UpperFiles,
+    UpperOptions,
+};
 use aenv_model::Bytes;
 use support::*;
 use tempfile::TempDir;
@@ -182,11 +187,135 @@ fn trimmed_space_goes_back_to_the_filesystem() {
     }
 }
 
+/// A file on a disk that is full beyond `room` bytes, and whose syncs fail when told.
+#[derive(Debug)]
+struct Troubled {
+    file: MemoryFile,
+    room: AtomicU64,
+    broken: AtomicBool,
+}
+
+impl Troubled {
+    fn new() -> Arc<Self> {
+        let file = MemoryFile::new("troubled", Vec::new());
+        Arc::new(Self { file, room: AtomicU64::new(u64::MAX), broken: AtomicBool::new(false) })
+    }
+}
+
+impl Source for Troubled {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, buf)
+    }
+}
+
+impl Storage for Troubled {
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if offset + buf.len() as u64 > self.room.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.write_at(offset, buf)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.file.length()
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.file.set_length(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if self.broken.load(Ordering::SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }
+    }
+
+    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.file.punch_hole(offset, length)
+    }
+
+    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        self.file.data_ranges(range)
+    }
+}
+
+fn troubled_device(mode: Mode) -> (OverlayDevice, Arc<Troubled>, Arc<Troubled>) {
+    let (data, index) = (Troubled::new(), Troubled::new());
+    let options = UpperOptions { mode, ..UpperOptions::new(Bytes::mib(1), Uuid::nil()) };
+    let upper = Upper::create(Arc::clone(&data) as _, Some(Arc::clone(&index) as _), &options).expect("create");
+    (OverlayDevice::new(empty(), upper).expect("device"), data, index)
+}
+
 #[test]
 fn a_full_disk_is_an_error_and_what_was_there_stays() {
-    // Size limits of a process are process-wide; a full device file is not: every write to it fails with ENOSPC.
-    let full = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").expect("/dev/full");
-    let storage = LocalFile::from_file(full, "/dev/full".to_owned());
-    let error = aenv_block_overlaybd::Storage::write_at(&storage, 0, &[1]).expect_err("full");
-    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    for mode in [Mode::Log, Mode::Hybrid] {
+        let (device, data, index) = troubled_device(mode);
+        device.write_at(0, &[1; 8192]).expect("write");
+        device.flush().expect("flush");
+        data.room.store(data.size(), Ordering::SeqCst);
+        let error = device.write_at(4096, &[2; 65_536]).expect_err("full");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(read(&device, 0, 4096), [1; 4096]);
+        assert_eq!(read(&device, 65_536, 4096), [0; 4096]);
+        data.room.store(u64::MAX, Ordering::SeqCst);
+        device.write_at(4096, &[3; 4096]).expect("there is room again");
+
+        // The entries of what was written do not fit; they are kept for later.
+        device.discard(0, 512).expect("discard");
+        index.room.store(index.size(), Ordering::SeqCst);
+        assert_eq!(device.flush().expect_err("full").kind(), io::ErrorKind::StorageFull);
+        index.room.store(u64::MAX, Ordering::SeqCst);
+        device.flush().expect("flush");
+        drop(device);
+        let upper = Upper::open(data, Some(index)).expect("open");
+        let device = OverlayDevice::new(empty(), upper).expect("device");
+        assert_eq!(read(&device, 0, 513)[511..], [0, 1]);
+        assert_eq!(read(&device, 4096, 4096), [3; 4096]);
+    }
+}
+
+#[test]
+fn after_a_failed_sync_a_device_is_refused_until_it_is_opened_again() {
+    let (device, data, index) = troubled_device(Mode::Hybrid);
+    device.write_at(0, &[1; 4096]).expect("write");
+    device.flush().expect("flush");
+    data.broken.store(true, Ordering::SeqCst);
+    device.write_at(4096, &[2; 4096]).expect("write");
+    device.flush().expect_err("broken");
+    data.broken.store(false, Ordering::SeqCst);
+    device.flush().expect_err("a second flush must not claim what the first lost");
+    device.write_at(0, &[3; 512]).expect_err("refused");
+    device.read_at(0, &mut [0; 512]).expect_err("refused");
+    drop(device);
+    let upper = Upper::open(data, Some(index)).expect("open");
+    let device = OverlayDevice::new(empty(), upper).expect("device");
+    assert_eq!(read(&device, 0, 4096), [1; 4096]);
+}
+
+#[test]
+fn a_restack_does_not_wait_for_a_compaction() {
+    let disk = Disk::new(Mode::Hybrid, Bytes::mib(8), empty());
+    for round in 0..2 {
+        disk.device.write_at(0, &vec![round + 1; 4 << 20]).expect("write");
+        disk.restack(usize::from(round));
+    }
+    let merged = disk.dir.path().join("merged");
+    let mut restacked = false;
+    let proceed = &mut |_| {
+        if !restacked {
+            disk.device.write_at(0, &[9; 512]).expect("write");
+            disk.restack(2); // in the middle of it
+            restacked = true;
+        }
+        true
+    };
+    disk.device.compact(0..2, &merged, proceed).expect("compact");
+    assert_eq!(disk.device.lowers().layers().len(), 2);
+    assert_eq!(read(&disk.device, 0, 1024), [[9; 512], [2; 512]].concat());
 }

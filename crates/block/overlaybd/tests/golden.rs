@@ -57,6 +57,9 @@ fn every_stack_reads_right() {
         let sources = lowers.iter().map(|lower| open(support::vector(text(lower))));
         let stack = Stack::open(sources).unwrap_or_else(|error| panic!("{}: {error:?}", id(vector)));
         check_device(id(vector), &stack, &vector["expect"]);
+        let sources: Vec<_> = lowers.iter().map(|lower| open(support::vector(text(lower)))).collect();
+        let parallel = Stack::open_parallel(&sources, 2).expect("open in parallel");
+        assert_eq!(parallel.index(), stack.index(), "{}", id(vector));
         if let index @ serde_json::Value::Array(_) = &vector["expect"]["merged_lower_index"] {
             assert!(sectors_of(stack.index().entries()) == sectors_of_json(index), "{}: index", id(vector));
         }

@@ -76,8 +76,8 @@ pub enum CompactError {
 }
 
 impl OverlayDevice {
-    /// Merges layers `range`, counted from the bottom, into one at `path`, and goes on with that. Requests go on; `proceed`
-    /// is told the bytes written so far and may sleep to throttle, or say no to give up.
+    /// Merges layers `range`, counted from the bottom, into one at `path`, and goes on with that. Requests and restacks go
+    /// on meanwhile; `proceed` is told the bytes written so far and may sleep to throttle, or say no to give up.
     ///
     /// Gives back the new layer and those it replaces, whose files are to be deleted once the new stack is recorded.
     pub fn compact(
@@ -86,7 +86,7 @@ impl OverlayDevice {
         path: &Path,
         proceed: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(Layer, Vec<Layer>), CompactError> {
-        let _changing = lock(&self.changing); // the stack stays as it is until it is swapped
+        let _compacting = lock(&self.compacting);
         let lowers = self.lowers();
         let depth = lowers.layers().len();
         if range.len() < 2 || range.end > depth {
@@ -95,7 +95,10 @@ impl OverlayDevice {
         let old = lowers.layers()[range.clone()].to_vec();
         let parent = old[0].identity().parent;
         let merged = write_merged(&Stack::new(old.clone())?, path, &Identity::fresh(parent), proceed)?;
-        let mut layers = lowers.layers().to_vec();
+        // Restacks went on meanwhile: they add layers on top and leave the others alone.
+        let _changing = lock(&self.changing);
+        let mut layers = self.lowers().layers().to_vec();
+        debug_assert!(layers[range.clone()].iter().zip(&old).all(|(now, before)| now.is_same(before)));
         layers.splice(range, [merged.clone()]);
         let stack = Stack::new(layers)?;
         self.parts.write().unwrap_or_else(PoisonError::into_inner).lowers = stack;

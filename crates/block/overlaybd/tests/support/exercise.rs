@@ -7,7 +7,7 @@ use aenv_block_device::BlockDevice;
 use aenv_block_overlaybd::{Layer, MemoryFile, OverlayDevice, Source, Stack, Storage, Upper, ZFile, inspect};
 
 /// A layer in any wrapping.
-pub fn layer(bytes: Vec<u8>) {
+pub(crate) fn layer(bytes: Vec<u8>) {
     let source: Arc<dyn Source> = Arc::new(MemoryFile::new("layer", bytes));
     let _ = inspect(Arc::clone(&source));
     let Ok(layer) = Layer::open(source) else { return };
@@ -17,7 +17,7 @@ pub fn layer(bytes: Vec<u8>) {
 }
 
 /// A ZFile.
-pub fn zfile(bytes: Vec<u8>) {
+pub(crate) fn zfile(bytes: Vec<u8>) {
     let Ok(Some(zfile)) = ZFile::open(Arc::new(MemoryFile::new("zfile", bytes))) else { return };
     let size = zfile.size();
     let mut buf = vec![0; 100_000];
@@ -30,7 +30,7 @@ pub fn zfile(bytes: Vec<u8>) {
 }
 
 /// The files of an upper, over nothing.
-pub fn upper(data: Vec<u8>, index: Option<Vec<u8>>) {
+pub(crate) fn upper(data: Vec<u8>, index: Option<Vec<u8>>) {
     let data: Arc<dyn Storage> = Arc::new(MemoryFile::new("data", data));
     let index = index.map(|index| Arc::new(MemoryFile::new("index", index)) as Arc<dyn Storage>);
     let Ok(upper) = Upper::open(data, index) else { return };
