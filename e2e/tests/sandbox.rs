@@ -21,7 +21,7 @@ async fn a_debian_image_becomes_a_sandbox_that_runs_python() {
     let table = node.aenv_ok(&["list", "--output", "json"]);
     assert!(table.contains(&id), "{table}");
 
-    node.aenv_ok(&["delete", &id]);
+    assert_eq!(node.aenv_ok(&["delete", &id]), format!("Deleted sandbox {id}\n"));
     assert!(node.client().sandbox(&id).await.unwrap_err().is_not_found());
     assert_eq!(node.vmm_pids(), Vec::<i32>::new());
     node.finish().await;
