@@ -20,7 +20,7 @@ use crate::commit::{CommitError, Finished, write_layer};
 use crate::gather::Gather;
 use crate::header::Identity;
 use crate::index::{Content, Index};
-use crate::mapping::SECTOR;
+use crate::mapping::{MAX_VIRTUAL_SIZE, SECTOR};
 use crate::stack::{Stack, check_range};
 use crate::upper::{Mode, ResizeError, Upper, lock};
 
@@ -88,10 +88,21 @@ impl OverlayDevice {
         Arc::clone(&self.parts().upper)
     }
 
-    /// Changes the size. What a smaller size cuts off is gone. The caller sees to the filesystem on it.
+    /// Changes the size. What a smaller size cuts off is gone; what a larger one adds reads as zeros, also where a layer
+    /// below has data. The caller sees to the filesystem on it.
     pub fn resize(&self, size: Bytes) -> Result<(), ResizeError> {
         let _changing = lock(&self.changing);
         let parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
+        let old = parts.upper.virtual_size();
+        if size > old && size.get() <= MAX_VIRTUAL_SIZE && size.get().is_multiple_of(SECTOR) {
+            self.by_granules(
+                (parts.upper.mode().granule(), size),
+                (old.get(), size.get()),
+                |from, to| parts.discard(from, to),
+                |from, to| self.rewrite_granule(&parts, size, (from, to), |bytes| bytes.fill(0)),
+            )
+            .map_err(ResizeError::Clear)?;
+        }
         parts.upper.resize(size)?;
         self.size.store(size.get(), Ordering::Release);
         Ok(())
@@ -114,17 +125,17 @@ impl OverlayDevice {
         self.parts.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts `offset..end` at the granules of `parts` and calls `whole` for the middle, `partial` for what does not fill its
-    /// granule at either end.
+    /// Cuts `offset..end` at the granules of a device of `size`, and calls `whole` for the middle, `partial` for what does not
+    /// fill its granule at either end.
     fn by_granules(
         &self,
-        granule: u64,
+        (granule, size): (u64, Bytes),
         (offset, end): (u64, u64),
         mut whole: impl FnMut(u64, u64) -> io::Result<()>,
         mut partial: impl FnMut(u64, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         // The last granule of a device may be short.
-        let ends_whole = |at: u64| at.is_multiple_of(granule) || at == self.size.load(Ordering::Acquire);
+        let ends_whole = |at: u64| at.is_multiple_of(granule) || at == size.get();
         let middle = offset.next_multiple_of(granule).min(end);
         if middle > offset {
             partial(offset, middle)?;
@@ -140,10 +151,16 @@ impl OverlayDevice {
     }
 
     /// Changes bytes `from..to`, all in one granule, by `change`, and leaves the rest of the granule as it is.
-    fn rewrite_granule(&self, parts: &Parts, (from, to): (u64, u64), change: impl FnOnce(&mut [u8])) -> io::Result<()> {
+    fn rewrite_granule(
+        &self,
+        parts: &Parts,
+        size: Bytes,
+        (from, to): (u64, u64),
+        change: impl FnOnce(&mut [u8]),
+    ) -> io::Result<()> {
         let granule = parts.upper.mode().granule();
         let start = from / granule * granule;
-        let end = (start + granule).min(self.size.load(Ordering::Acquire));
+        let end = (start + granule).min(size.get());
         let mut bytes = vec![0; (end - start) as usize];
         let _exclusive = self.granules.write().unwrap_or_else(PoisonError::into_inner);
         parts.read(start, &mut bytes)?;
@@ -219,13 +236,15 @@ impl BlockDevice for OverlayDevice {
         let end = check_range(self.size(), offset, buf.len() as u64)?;
         let bytes = |from: u64, to: u64| &buf[(from - offset) as usize..(to - offset) as usize];
         self.by_granules(
-            parts.upper.mode().granule(),
+            (parts.upper.mode().granule(), self.size()),
             (offset, end),
             |from, to| {
                 let _shared = self.granules.read().unwrap_or_else(PoisonError::into_inner);
                 parts.upper.write(from / SECTOR, bytes(from, to))
             },
-            |from, to| self.rewrite_granule(&parts, (from, to), |old| old.copy_from_slice(bytes(from, to))),
+            |from, to| {
+                self.rewrite_granule(&parts, self.size(), (from, to), |old| old.copy_from_slice(bytes(from, to)))
+            },
         )
     }
 
@@ -233,13 +252,13 @@ impl BlockDevice for OverlayDevice {
         let parts = self.parts();
         let end = check_range(self.size(), offset, length)?;
         self.by_granules(
-            parts.upper.mode().granule(),
+            (parts.upper.mode().granule(), self.size()),
             (offset, end),
             |from, to| {
                 let _shared = self.granules.read().unwrap_or_else(PoisonError::into_inner);
                 parts.discard(from, to)
             },
-            |from, to| self.rewrite_granule(&parts, (from, to), |old| old.fill(0)),
+            |from, to| self.rewrite_granule(&parts, self.size(), (from, to), |old| old.fill(0)),
         )
     }
 

@@ -152,7 +152,7 @@ pub enum HeaderProblem {
 }
 
 impl Header {
-    /// Parses the block of [`BLOCK`] bytes that was read at `at`; checks the magic only.
+    /// Parses the block of 4096 bytes that was read at `at`; checks the magic only.
     pub fn parse(block: &[u8], at: u64) -> Result<Self, HeaderProblem> {
         let Ok((raw, _)) = RawHeader::ref_from_prefix(block) else { return Err(HeaderProblem::Magic { at }) };
         if raw.magic != MAGIC {

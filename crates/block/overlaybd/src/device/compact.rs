@@ -9,8 +9,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
+use aenv_block_device::BlockDevice;
+
 use super::OverlayDevice;
-use crate::commit::CommitError;
+use crate::commit::{CommitError, write_layer};
 use crate::header::Identity;
 use crate::layer::{Layer, OpenLayerError};
 use crate::source::LocalFile;
@@ -122,8 +124,8 @@ fn write_merged(
     };
     let mut write = || {
         let mut out = BufWriter::new(File::create(&temporary).map_err(error("create"))?);
-        stack
-            .flatten(&mut out, identity, proceed)
+        // Nothing is cut at the size: a larger layer above may reach beyond it.
+        write_layer(&mut out, stack.index().entries(), |tag| stack.file(tag), stack.size(), identity, proceed)
             .map_err(|source| CompactError::Write { path: path.to_owned(), source })?;
         out.flush().map_err(error("write"))?;
         out.get_ref().sync_all().map_err(error("sync"))?;

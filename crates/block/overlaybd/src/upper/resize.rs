@@ -20,6 +20,9 @@ pub enum ResizeError {
     /// The upper no longer takes writes.
     #[error("the upper cannot be written")]
     Closed(#[source] io::Error),
+    /// What the device is to grow by could not be made zeros.
+    #[error("clear what the device grows by")]
+    Clear(#[source] io::Error),
     /// A file could not be changed.
     #[error("{what} {file}")]
     Io {
@@ -33,7 +36,8 @@ pub enum ResizeError {
 }
 
 impl Upper {
-    /// Changes the size to `size`. What a smaller size cuts off reads as zeros if the device grows again.
+    /// Changes the size to `size`, and gives back what a smaller size cuts off. What a larger size adds is as the caller left
+    /// it.
     pub(crate) fn resize(&self, size: Bytes) -> Result<(), ResizeError> {
         if size.get() == 0 || !is_valid_size(size.get()) {
             return Err(ResizeError::Size(size.get()));
