@@ -170,6 +170,7 @@ impl CachedBlob {
         let slots = {
             let mut table = self.cache.table();
             table.condemn(self.id, true);
+            table.divert(self.id, &(0..u64::MAX));
             table.slots_of(self.id, 0..u64::MAX)
         };
         self.cache.drop_slots(slots);
@@ -196,7 +197,7 @@ impl Drop for Landing<'_> {
         if let Some(loaded) = loaded {
             blob.cache.table().stats.fetched_bytes += loaded.bytes.len() as u64;
         }
-        blob.cache.keep(blob.id, blocks.clone(), loaded);
+        blob.cache.keep(blob.id, blocks.clone(), flight, loaded);
     }
 }
 
@@ -227,7 +228,11 @@ impl Source for CachedBlob {
 
     fn forget(&self, offset: u64, length: u64) {
         let blocks = offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK);
-        let slots = self.cache.table().slots_of(self.id, blocks);
+        let slots = {
+            let mut table = self.cache.table();
+            table.divert(self.id, &blocks);
+            table.slots_of(self.id, blocks)
+        };
         self.cache.drop_slots(slots);
         self.origin.forget(offset, length);
     }

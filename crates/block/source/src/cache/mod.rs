@@ -13,6 +13,7 @@ mod table;
 mod tests;
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::blob::CachedBlob;
 pub(crate) use self::blob::Purpose;
-use self::flight::Loaded;
+use self::flight::{Flight, Loaded};
 pub use self::layout::OpenCacheError;
 use self::layout::{BLOCK, Files, Held, sums};
 use self::quiet::Quiet;
@@ -161,32 +162,46 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what was fetched, as far as the disk takes it, and ends its flight. `blocks` start where `loaded` does; what
-    /// is not `loaded`, because it could not be had, only lands.
-    fn keep(&self, blob: BlobId, blocks: std::ops::Range<u64>, loaded: Option<&Loaded>) {
+    /// Keeps what was fetched, as far as it is still wanted and the disk takes it, and ends its flight. `blocks` start where
+    /// `loaded` does; nothing is kept if that failed.
+    fn keep(&self, blob: BlobId, blocks: Range<u64>, flight: &Arc<Flight>, loaded: Option<&Loaded>) {
         let bytes = loaded.map(|loaded| &*loaded.bytes).unwrap_or_default();
         let mut pieces = bytes.chunks(BLOCK as usize);
         for block in blocks {
             if let Some(piece) = pieces.next() {
-                self.keep_one(blob, block, piece);
+                self.keep_one(blob, block, flight, piece);
             }
-            self.table().arrive(blob, block);
+            self.table().arrive(blob, block, flight);
         }
     }
 
-    fn keep_one(&self, blob: BlobId, block: u64, bytes: &[u8]) {
+    fn keep_one(&self, blob: BlobId, block: u64, flight: &Arc<Flight>, bytes: &[u8]) {
         let (may_write, may_grow) = self.disk_takes();
-        let claim = if may_write { self.table().claim(may_grow) } else { None };
-        let Some(claim) = claim else {
-            self.table().stats.bypassed += 1;
-            return;
+        let (claim, key) = {
+            let mut table = self.table();
+            if !table.expects(blob, block, flight) {
+                return;
+            }
+            let claim = if may_write { table.claim(may_grow) } else { None };
+            let Some(claim) = claim else {
+                table.stats.bypassed += 1;
+                return;
+            };
+            (claim, table.key(blob))
         };
-        let held = Held { key: self.table().key(blob), block, length: bytes.len() as u32, sums: sums(bytes) };
-        match self.files.fill(claim.slot, claim.used, &held, bytes) {
-            Ok(()) => self.table().settle(claim, Some((blob, &held))),
-            Err(error) => {
-                self.note_trouble(&error, &claim);
-                let mut table = self.table();
+        let held = Held { key, block, length: bytes.len() as u32, sums: sums(bytes) };
+        let filled = self.files.fill(claim.slot, claim.used, &held, bytes);
+        if let Err(error) = &filled {
+            self.note_trouble(error, &claim);
+        }
+        let mut table = self.table();
+        match filled {
+            Ok(()) if table.expects(blob, block, flight) => table.settle(claim, Some((blob, &held))),
+            Ok(()) => {
+                drop(table);
+                self.erase(claim); // forgotten meanwhile: it must not come back after a restart
+            }
+            Err(_) => {
                 table.stats.bypassed += 1;
                 table.settle(claim, None);
             }
@@ -220,12 +235,18 @@ impl Shared {
     /// Forgets slots, as they were at their generations, on disk too.
     fn drop_slots(&self, slots: impl IntoIterator<Item = (u32, u32)>) {
         for (slot, generation) in slots {
-            let Some(claim) = self.table().drop_slot(slot, generation) else { continue };
-            if let Err(error) = self.files.erase(slot) {
-                // It will be found damaged again after a restart.
-                tracing::warn!(%error, slot, "block cache can't erase a record");
+            let claim = self.table().drop_slot(slot, generation);
+            if let Some(claim) = claim {
+                self.erase(claim);
             }
-            self.table().settle(claim, None);
         }
+    }
+
+    /// Ends a claim with an empty slot, and with a record that says so.
+    fn erase(&self, claim: Claim) {
+        if let Err(error) = self.files.erase(claim.slot) {
+            tracing::warn!(%error, slot = claim.slot, "block cache can't erase a record");
+        }
+        self.table().settle(claim, None);
     }
 }

@@ -36,3 +36,30 @@ impl Drop for Waiting<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_background_waits_for_the_last_reader_or_its_own_patience() {
+        let quiet = Quiet::default();
+        quiet.wait(Duration::from_secs(60));
+        let (first, second) = (quiet.reader(), quiet.reader());
+        quiet.wait(Duration::from_millis(1));
+        let gone = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let background = scope.spawn(|| {
+                quiet.wait(Duration::from_secs(60));
+                assert!(gone.load(Ordering::SeqCst));
+            });
+            drop(first);
+            gone.store(true, Ordering::SeqCst);
+            drop(second);
+            background.join().unwrap();
+        });
+    }
+}

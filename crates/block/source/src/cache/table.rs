@@ -152,8 +152,20 @@ impl Table {
         }
     }
 
-    pub(super) fn arrive(&mut self, blob: BlobId, block: u64) {
-        self.flights.remove(&(blob, block));
+    /// Whether what `flight` brings for a block is still wanted, rather than forgotten on its way.
+    pub(super) fn expects(&self, blob: BlobId, block: u64, flight: &Arc<Flight>) -> bool {
+        self.flights.get(&(blob, block)).is_some_and(|known| Arc::ptr_eq(known, flight))
+    }
+
+    pub(super) fn arrive(&mut self, blob: BlobId, block: u64, flight: &Arc<Flight>) {
+        if self.expects(blob, block, flight) {
+            self.flights.remove(&(blob, block));
+        }
+    }
+
+    /// No longer expects what is on its way for a blob's `blocks`: the next reader fetches anew.
+    pub(super) fn divert(&mut self, blob: BlobId, blocks: &Range<u64>) {
+        self.flights.retain(|(other, block), _| *other != blob || !blocks.contains(block));
     }
 
     /// Whether the slot still holds what it held at `generation`.
@@ -309,10 +321,14 @@ mod tests {
         let mut table = Table::new(9, Vec::new());
         let blob = table.blob(&BlobKey::of("a"));
         insert(&mut table, blob, 1);
-        table.depart(blob, 6..7, &Flight::new());
+        let flight = Flight::new();
+        table.depart(blob, 6..7, &flight);
         assert_eq!(table.missing_run(blob, 3, 0..10), 2..6);
         assert_eq!(table.missing_run(blob, 3, 3..5), 3..5);
         assert_eq!(table.missing_run(blob, 8, 0..10), 7..10);
+        table.divert(blob, &(5..7));
+        assert!(!table.expects(blob, 6, &flight));
+        assert_eq!(table.missing_run(blob, 8, 0..10), 2..10);
     }
 
     #[test]

@@ -310,7 +310,7 @@ impl Storage for Sick {
         self.inner.punch_hole(offset, length)
     }
 
-    fn data_ranges(&self, range: std::ops::Range<u64>) -> io::Result<Vec<std::ops::Range<u64>>> {
+    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         self.inner.data_ranges(range)
     }
 }
