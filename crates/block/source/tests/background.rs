@@ -5,7 +5,8 @@ mod support;
 use std::io::{self, Cursor, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aenv_block_overlaybd::{ZFile, ZFileOptions, ZFileWriter};
@@ -147,6 +148,56 @@ fn a_download_keeps_its_rate_and_stops_when_told() {
         assert!(!job.is_finished());
         job.cancel();
         assert!(matches!(job.wait().unwrap_err(), JobError::Cancelled));
+    }
+}
+
+/// A source whose last megabyte comes when the test says so, and that notes when it was asked for the rest.
+#[derive(Debug)]
+struct Gated {
+    gate: Mutex<mpsc::Receiver<()>>,
+    asked: mpsc::Sender<Instant>,
+}
+
+impl Source for Gated {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn size(&self) -> u64 {
+        LENGTH as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let _ = self.asked.send(Instant::now());
+        if offset >= LENGTH as u64 - (1 << 20) {
+            self.gate.lock().unwrap().recv_timeout(Duration::from_secs(20)).map_err(io::Error::other)?;
+        }
+        buf.fill(7);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_download_waits_while_a_reader_does_but_not_forever() {
+    for held in [Duration::from_millis(100), Duration::from_millis(1300)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (open, gate) = mpsc::channel();
+        let (asked, when) = mpsc::channel();
+        let blob = Arc::new(cache(&dir, 16 << 20).blob("gated", Arc::new(Gated { gate: Mutex::new(gate), asked })));
+        let next = || when.recv_timeout(Duration::from_secs(20)).unwrap();
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&*blob, LENGTH as u64 - 10, 10).map(|_| ()));
+            next(); // the reader is waiting
+            let start = Instant::now();
+            let job = download(Arc::clone(&blob), at_once()).unwrap();
+            thread::sleep(held);
+            let opened = Instant::now();
+            (0..20).for_each(|_| open.send(()).unwrap());
+            let begun = next();
+            assert!(begun >= opened || begun - start >= Duration::from_secs(1), "{held:?}");
+            reader.join().unwrap().unwrap();
+            job.wait().unwrap();
+        });
     }
 }
 

@@ -2,11 +2,12 @@
 
 mod support;
 
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aenv_block_source::{
     BlockCache, CacheOptions, Credentials, DownloadOptions, FetchError, FetchProblem, Network, Registry, Source,
@@ -15,7 +16,7 @@ use aenv_block_source::{
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference, RegistryOperation};
-use support::{digest, nobody, pattern, quick, read, until};
+use support::{digest, pattern, quick, read};
 
 const PASSWORD: &str = "secret";
 /// Its bcrypt hash.
@@ -36,7 +37,24 @@ impl DockerRegistry {
             eprintln!("skipped: docker-registry is not installed (apt-get install docker-registry)");
             return None;
         };
-        let (dir, host) = (tempfile::tempdir().unwrap(), nobody().to_string());
+        let deadline = Instant::now() + Duration::from_secs(30);
+        // The port is free when it is looked for; should another take it meanwhile, the next attempt finds another.
+        loop {
+            let mut registry = Self::try_start(program);
+            while registry.child.try_wait().unwrap().is_none() {
+                if TcpStream::connect(&registry.host).is_ok() {
+                    return Some(registry);
+                }
+                assert!(Instant::now() < deadline, "the registry does not listen");
+                thread::sleep(Duration::from_millis(20));
+            }
+            assert!(Instant::now() < deadline, "the registry ended");
+        }
+    }
+
+    fn try_start(program: &str) -> Self {
+        let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let dir = tempfile::tempdir().unwrap();
         let (users, config, log) = (dir.path().join("users"), dir.path().join("config.yml"), dir.path().join("log"));
         std::fs::write(&users, format!("me:{HASH}\n")).unwrap();
         let text = format!(
@@ -54,9 +72,7 @@ impl DockerRegistry {
             .stderr(std::fs::File::create(log).unwrap())
             .spawn()
             .unwrap();
-        let registry = Self { child, host, _dir: dir };
-        until("the registry listens", || TcpStream::connect(&registry.host).is_ok());
-        Some(registry)
+        Self { child, host, _dir: dir }
     }
 
     fn push(&self, name: &str, blob: Vec<u8>) -> String {

@@ -3,6 +3,7 @@
 mod support;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -12,13 +13,18 @@ use aenv_block_source::{
     BlockCache, CacheOptions, CredentialSource, Credentials, FetchError, FetchProblem, FindBlobError, Network,
     Registry, RegistryUrlError, Source,
 };
-use support::{Answer, Ask, Stub, blob, digest, impatient, nobody, pattern, quick, read, redirect, say};
+use support::{Answer, Ask, Stub, blob, digest, impatient, pattern, quick, read, redirect, say};
 
 const LENGTH: usize = 300_000;
 
 #[track_caller]
 fn problem(error: io::Error) -> FetchProblem {
     error.downcast::<FetchError>().unwrap().source
+}
+
+/// A loopback address of one test.
+fn own_address(number: u8) -> SocketAddr {
+    ([127, 0, 9, number], 0).into()
 }
 
 /// Answers the first requests with `faults`, later ones with what was asked for.
@@ -113,7 +119,7 @@ fn the_length_is_asked_for_if_nobody_knows_it() {
 #[test]
 fn a_registry_that_is_down_is_an_error_until_it_is_back() {
     let bytes = pattern(LENGTH);
-    let stub = Stub::start(bytes.clone(), |_| Answer::Serve);
+    let stub = Stub::start_at(own_address(1), bytes.clone(), |_| Answer::Serve);
     let (address, url) = (stub.address, stub.url());
     let blob = blob(&url, Arc::new(Credentials::Anonymous), impatient(), &digest(b"x"), LENGTH as u64);
     assert_eq!(read(&blob, 0, 10).unwrap(), bytes[..10]);
@@ -133,7 +139,7 @@ fn a_registry_that_is_down_in_mid_read_and_back_in_time_is_not_noticed() {
     let bytes = pattern(LENGTH);
     let (down, is_down) = std::sync::mpsc::channel();
     let down = Mutex::new(down);
-    let stub = Stub::start(bytes.clone(), move |_| {
+    let stub = Stub::start_at(own_address(2), bytes.clone(), move |_| {
         let _ = down.lock().unwrap().send(());
         Answer::Cut(1000)
     });
@@ -158,7 +164,7 @@ fn a_registry_that_says_nothing_is_waited_for_no_longer_than_the_patience() {
 fn the_cache_serves_what_it_has_while_the_registry_is_down() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = pattern(LENGTH);
-    let stub = Stub::start(bytes.clone(), |_| Answer::Serve);
+    let stub = Stub::start_at(own_address(3), bytes.clone(), |_| Answer::Serve);
     let address = stub.address;
     let origin = blob(&stub.url(), Arc::new(Credentials::Anonymous), impatient(), &digest(b"x"), LENGTH as u64);
     let cache = BlockCache::open(&CacheOptions { refill: 0, ..CacheOptions::new(dir.path(), 1 << 20) }).unwrap();
@@ -196,31 +202,16 @@ fn token_rules(tokens: Arc<Tokens>, private: bool) -> impl Fn(&Ask) -> Answer {
         if authorization == format!("Bearer t{}", tokens.good.load(Ordering::SeqCst)) {
             return Answer::Serve;
         }
-        let realm = r#"Bearer realm="http://REALM/token",service="test""#;
+        let realm = r#"Bearer realm="http://SELF/token",service="test""#;
         Answer::Say(401, vec![("www-authenticate", realm.to_owned())], "")
     }
-}
-
-/// A stub with those rules: its challenge names itself.
-fn token_stub(bytes: Vec<u8>, tokens: &Arc<Tokens>, private: bool) -> Stub {
-    let rules = token_rules(Arc::clone(tokens), private);
-    let address = nobody();
-    Stub::start_at(address, bytes, move |ask| match rules(ask) {
-        Answer::Say(status, mut headers, words) => {
-            for (_, value) in &mut headers {
-                *value = value.replace("REALM", &address.to_string());
-            }
-            Answer::Say(status, headers, words)
-        }
-        other => other,
-    })
 }
 
 #[test]
 fn an_expired_token_is_renewed_once_for_all_readers() {
     let bytes = pattern(LENGTH);
     let tokens = Arc::new(Tokens::default());
-    let stub = token_stub(bytes.clone(), &tokens, false);
+    let stub = Stub::start(bytes.clone(), token_rules(Arc::clone(&tokens), false));
     let blob = stub.blob(LENGTH as u64);
     assert_eq!(read(&blob, 0, 10).unwrap(), bytes[..10]);
     tokens.good.store(99, Ordering::SeqCst);
@@ -252,7 +243,7 @@ fn me(password: &str) -> Credentials {
 fn credentials_are_looked_up_again_after_a_refusal() {
     let bytes = pattern(LENGTH);
     let tokens = Arc::new(Tokens::default());
-    let stub = token_stub(bytes.clone(), &tokens, true);
+    let stub = Stub::start(bytes.clone(), token_rules(Arc::clone(&tokens), true));
     let credentials = Changing(Arc::new(Mutex::new(me("old"))));
     let blob = stub.blob_as(credentials.clone(), LENGTH as u64);
     assert!(matches!(problem(read(&blob, 0, 10).unwrap_err()), FetchProblem::Token(_)));

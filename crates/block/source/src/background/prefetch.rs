@@ -1,10 +1,8 @@
 //! What a start like this one wanted before, fetched in that order.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -63,7 +61,8 @@ fn work(trace: &Trace, layers: &[Option<Arc<CachedBlob>>], next: &AtomicUsize, d
             match result {
                 Ok(fetched) => done.fetched += fetched,
                 Err(error) => {
-                    tracing::debug!(blob = blob.key(), offset = at, %error, "prefetch failed");
+                    let error = &error as &dyn std::error::Error;
+                    tracing::debug!(blob = blob.key(), offset = at, error, "prefetch failed");
                     done.failed += 1;
                 }
             }

@@ -141,7 +141,7 @@ impl CachedBlob {
         let first = within / PAGE;
         let (from, to) = (first * PAGE, end.next_multiple_of(PAGE).min(hit.length as usize));
         let read = |pages: &mut [u8]| {
-            self.cache.files.read(hit.slot, from as u64, pages)?;
+            self.cache.files()?.read(hit.slot, from as u64, pages)?;
             let fine = pages.chunks(PAGE).zip(&hit.sums[first..]).all(|(page, sum)| crc32c::crc32c(page) == *sum);
             if fine { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "checksum mismatch")) }
         };

@@ -147,8 +147,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens or makes them, with at most `capacity` slots; gives what the slots hold.
-    pub(super) fn open(dir: &Path, capacity: u32) -> Result<(Self, Vec<Option<Held>>), OpenCacheError> {
+    /// Opens or makes them, with at most `capacity` slots; tells what each slot holds, in order.
+    pub(super) fn open(dir: &Path, capacity: u32, each: impl FnMut(Option<Held>)) -> Result<Self, OpenCacheError> {
         let failed = |source| OpenCacheError::Io { dir: dir.display().to_string(), source };
         std::fs::create_dir_all(dir).map_err(failed)?;
         let file = |name: &str| {
@@ -163,9 +163,9 @@ impl Files {
         let storage = |name: &str| -> Result<Box<dyn Storage>, OpenCacheError> {
             Ok(Box::new(LocalFile::from_file(file(name)?, dir.join(name).display().to_string())))
         };
-        let mut files = Self { data: storage("data")?, index: storage("index")?, _lock: Some(lock) };
-        let held = files.load(capacity).map_err(failed)?;
-        Ok((files, held))
+        let files = Self { data: storage("data")?, index: storage("index")?, _lock: Some(lock) };
+        files.load(capacity, each).map_err(failed)?;
+        Ok(files)
     }
 
     /// Files of a test's making.
@@ -174,14 +174,17 @@ impl Files {
         data: Box<dyn Storage>,
         index: Box<dyn Storage>,
         capacity: u32,
-    ) -> io::Result<(Self, Vec<Option<Held>>)> {
-        let mut files = Self { data, index, _lock: None };
-        let held = files.load(capacity)?;
-        Ok((files, held))
+        each: impl FnMut(Option<Held>),
+    ) -> io::Result<Self> {
+        let files = Self { data, index, _lock: None };
+        files.load(capacity, each)?;
+        Ok(files)
     }
 
     /// Cuts both files to the capacity and reads the index. One of another version or layout is started afresh.
-    fn load(&mut self, capacity: u32) -> io::Result<Vec<Option<Held>>> {
+    fn load(&self, capacity: u32, mut each: impl FnMut(Option<Held>)) -> io::Result<()> {
+        /// Records read at a time.
+        const AT_ONCE: u64 = 8192;
         let header = Header::ours();
         let mut found = [0; RECORD as usize];
         let readable = self.index.length()? >= RECORD;
@@ -201,18 +204,15 @@ impl Files {
             self.index.set_length((1 + capacity) * RECORD)?;
         }
         let slots = (self.index.length()? / RECORD - 1).min(self.data.length()?.div_ceil(BLOCK));
-        let mut held = Vec::with_capacity(slots as usize);
-        const AT_ONCE: u64 = 8192;
         let mut buf = vec![0; (AT_ONCE * RECORD) as usize];
-        while (held.len() as u64) < slots {
-            let count = (slots - held.len() as u64).min(AT_ONCE);
-            let buf = &mut buf[..(count * RECORD) as usize];
-            self.index.read_at((1 + held.len() as u64) * RECORD, buf)?;
+        for first in (0..slots).step_by(AT_ONCE as usize) {
+            let buf = &mut buf[..((slots - first).min(AT_ONCE) * RECORD) as usize];
+            self.index.read_at((1 + first) * RECORD, buf)?;
             for bytes in buf.chunks_exact(RECORD as usize) {
-                held.push(Record::ref_from_bytes(bytes).ok().and_then(Held::from_record));
+                each(Record::ref_from_bytes(bytes).ok().and_then(Held::from_record));
             }
         }
-        Ok(held)
+        Ok(())
     }
 
     /// Reads of a slot from `offset` on; unverified.

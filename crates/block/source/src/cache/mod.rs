@@ -85,11 +85,10 @@ pub struct BlockCache(Arc<Shared>);
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    files: Files,
+    /// `None` where there is no directory to use, and so no slots.
+    files: Option<Files>,
     table: Mutex<Table>,
     disk: Mutex<Disk>,
-    /// Slots at most.
-    capacity: u32,
     /// Blocks of the smallest fetch.
     refill: u64,
     pub(crate) quiet: Quiet,
@@ -108,11 +107,20 @@ impl BlockCache {
     /// Opens the cache with what it kept.
     pub fn open(options: &CacheOptions) -> Result<Self, OpenCacheError> {
         let capacity = Self::slots(options);
-        let (files, found) = Files::open(&options.dir, capacity)?;
-        let cache = Self::over(files, found, capacity, options.refill);
-        let blocks = cache.stats().blocks;
-        tracing::info!(dir = %options.dir.display(), blocks, capacity, "block cache opened");
-        Ok(cache)
+        let mut table = Table::new(capacity);
+        let files = Files::open(&options.dir, capacity, |held| table.adopt(held))?;
+        tracing::info!(dir = %options.dir.display(), blocks = table.stats.blocks, capacity, "block cache opened");
+        Ok(Self::over(Some(files), table, options.refill))
+    }
+
+    /// Opens the cache, or does without: where its directory can't be used, reads pass through. They still share fetches.
+    #[must_use]
+    pub fn open_or_pass_through(options: &CacheOptions) -> Self {
+        Self::open(options).unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "no block cache, everything is fetched whenever it is read");
+            Self::over(None, Table::new(0), options.refill)
+        })
     }
 
     fn slots(options: &CacheOptions) -> u32 {
@@ -120,10 +128,10 @@ impl BlockCache {
         u32::try_from(options.capacity / BLOCK).unwrap_or(u32::MAX).min(u32::MAX - 1)
     }
 
-    fn over(files: Files, found: Vec<Option<Held>>, capacity: u32, refill: u64) -> Self {
-        let table = Mutex::new(Table::new(capacity, found));
+    fn over(files: Option<Files>, table: Table, refill: u64) -> Self {
         let refill = refill.div_ceil(BLOCK).max(1);
-        Self(Arc::new(Shared { files, table, disk: Mutex::default(), capacity, refill, quiet: Quiet::default() }))
+        let (table, disk, quiet) = (Mutex::new(table), Mutex::default(), Quiet::default());
+        Self(Arc::new(Shared { files, table, disk, refill, quiet }))
     }
 
     /// Puts the cache before `origin`. `name` is what the bytes are known by, usually a digest: equal names mean equal
@@ -154,7 +162,11 @@ impl BlockCache {
 
 impl Shared {
     pub(crate) fn capacity(&self) -> u64 {
-        u64::from(self.capacity) * BLOCK
+        u64::from(self.table().capacity()) * BLOCK
+    }
+
+    fn files(&self) -> io::Result<&Files> {
+        self.files.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Sections under this lock do no I/O and leave no half-done state to panic in.
@@ -190,7 +202,7 @@ impl Shared {
             (claim, table.key(blob))
         };
         let held = Held { key, block, length: bytes.len() as u32, sums: sums(bytes) };
-        let filled = self.files.fill(claim.slot, claim.used, &held, bytes);
+        let filled = self.files().and_then(|files| files.fill(claim.slot, claim.used, &held, bytes));
         if let Err(error) = &filled {
             self.note_trouble(error, &claim);
         }
@@ -244,7 +256,7 @@ impl Shared {
 
     /// Ends a claim with an empty slot, and with a record that says so.
     fn erase(&self, claim: Claim) {
-        if let Err(error) = self.files.erase(claim.slot) {
+        if let Err(error) = self.files().and_then(|files| files.erase(claim.slot)) {
             tracing::warn!(%error, slot = claim.slot, "block cache can't erase a record");
         }
         self.table().settle(claim, None);

@@ -78,10 +78,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table of at most `capacity` slots, the first of which hold what was found on disk.
-    pub(super) fn new(capacity: u32, found: Vec<Option<Held>>) -> Self {
-        let mut table = Self {
-            slots: Vec::with_capacity(found.len()),
+    /// An empty table of at most `capacity` slots.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            slots: Vec::new(),
             free: Vec::new(),
             capacity,
             hand: 0,
@@ -89,19 +89,21 @@ impl Table {
             blobs: Vec::new(),
             flights: HashMap::new(),
             stats: CacheStats::default(),
-        };
-        for (slot, held) in (0..).zip(found) {
-            table.slots.push(Slot { generation: 0, hot: false, content: Content::Nothing });
-            match held {
-                // Two slots of one block can't be, but one more check is cheaper than a wrong proof.
-                Some(held) if table.slot(table.ids.get(&held.key).copied(), held.block).is_none() => {
-                    let blob = table.blob(&held.key);
-                    table.put(slot, blob, &held);
-                }
-                _ => table.free.push(slot),
-            }
         }
-        table
+    }
+
+    /// Adds a slot with what was found in it.
+    pub(super) fn adopt(&mut self, held: Option<Held>) {
+        let slot = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 0, hot: false, content: Content::Nothing });
+        match held {
+            // Two slots of one block can't be, but one more check is cheaper than a wrong proof.
+            Some(held) if self.slot(self.ids.get(&held.key).copied(), held.block).is_none() => {
+                let blob = self.blob(&held.key);
+                self.put(slot, blob, &held);
+            }
+            _ => self.free.push(slot),
+        }
     }
 
     /// The blob of that key, new if need be.
@@ -271,6 +273,11 @@ impl Table {
         self.blobs[blob.0 as usize].condemned = condemned;
     }
 
+    /// Slots at most.
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
     /// Bytes of blocks that are kept, whole slots counted.
     pub(super) fn bytes(&self) -> u64 {
         self.stats.blocks * BLOCK
@@ -293,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_was_read_survives_what_was_not() {
-        let mut table = Table::new(3, Vec::new());
+        let mut table = Table::new(3);
         let blob = table.blob(&BlobKey::of("a"));
         (0..3).for_each(|block| insert(&mut table, blob, block));
         assert!(table.find(blob, 0, true).is_some());
@@ -307,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_being_filled_is_nobody_elses() {
-        let mut table = Table::new(2, Vec::new());
+        let mut table = Table::new(2);
         let (first, second) = (table.claim(true).unwrap(), table.claim(true).unwrap());
         assert_ne!(first.slot, second.slot);
         assert!(table.claim(true).is_none());
@@ -318,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_where_a_block_is_here_or_on_its_way() {
-        let mut table = Table::new(9, Vec::new());
+        let mut table = Table::new(9);
         let blob = table.blob(&BlobKey::of("a"));
         insert(&mut table, blob, 1);
         let flight = Flight::new();
@@ -333,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_reused_slot_is_not_what_it_was() {
-        let mut table = Table::new(1, Vec::new());
+        let mut table = Table::new(1);
         let blob = table.blob(&BlobKey::of("a"));
         insert(&mut table, blob, 0);
         let hit = table.find(blob, 0, false).unwrap();

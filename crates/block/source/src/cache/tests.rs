@@ -321,8 +321,9 @@ fn sick_cache(dir: &tempfile::TempDir, room: u64, broken: &Arc<AtomicBool>) -> B
         std::fs::write(&path, b"").unwrap();
         Box::new(Sick { inner: LocalFile::open_writable(&path).unwrap(), room, broken: Arc::clone(broken) })
     };
-    let (files, found) = Files::from_storage(file("data", room), file("index", u64::MAX), 100).unwrap();
-    BlockCache::over(files, found, 100, BLOCK)
+    let (data, index, mut table) = (file("data", room), file("index", u64::MAX), Table::new(100));
+    let files = Files::from_storage(data, index, 100, |held| table.adopt(held)).unwrap();
+    BlockCache::over(Some(files), table, BLOCK)
 }
 
 #[test]
@@ -361,10 +362,13 @@ fn on_a_broken_disk_reads_pass_through() {
 fn a_cache_without_room_passes_through() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = pattern(2 * BLOCK as usize);
-    let cache = BlockCache::open(&options(&dir, 0)).unwrap();
-    let blob = cache.blob("a", Origin::new(bytes.clone()));
-    assert_eq!(read(&blob, 100, 70_000).unwrap(), bytes[100..70_100]);
-    assert_eq!(cache.bytes(), 0);
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    let nowhere = BlockCache::open_or_pass_through(&CacheOptions::new(dir.path().join("file"), 1 << 20));
+    for cache in [BlockCache::open(&options(&dir, 0)).unwrap(), nowhere] {
+        let blob = cache.blob("a", Origin::new(bytes.clone()));
+        assert_eq!(read(&blob, 100, 70_000).unwrap(), bytes[100..70_100]);
+        assert_eq!((cache.bytes(), cache.capacity()), (0, 0));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! A registry either sends the bytes or names another place, a signed URL of its storage. That place is remembered and
 //! asked directly until it refuses, and it never sees what we prove ourselves to the registry with.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ const MAX_HOPS: usize = 4;
 const MAX_WORDS: usize = 300;
 
 /// Where a blob was last found, when that is not its registry.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Place(Mutex<Option<(Url, Instant)>>);
 
 impl Place {
@@ -32,6 +33,13 @@ impl Place {
 
     fn set(&self, place: Option<Url>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = place.map(|url| (url, Instant::now()));
+    }
+}
+
+/// A signed URL lets in whoever has it: it is not shown.
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Place").field(&self.get().map(|url| url.host_str().map(str::to_owned))).finish()
     }
 }
 
@@ -54,7 +62,10 @@ pub(super) async fn ask(
         match follow(client, known, &range).await.and_then(|(response, _)| check(response, &range)) {
             Ok(answer) => return Ok(answer),
             // The registry knows a better place, or why there is none.
-            Err(problem) => tracing::debug!(%url, %problem, "a blob's known place failed, asking the registry again"),
+            Err(problem) => {
+                let error = &problem as &dyn std::error::Error;
+                tracing::debug!(%url, error, "a blob's known place failed, asking the registry again");
+            }
         }
         place.set(None);
     }

@@ -62,7 +62,7 @@ impl Retry {
         if self.deliberate >= DELIBERATE_ATTEMPTS || Instant::now() + pause >= self.deadline {
             return Err(problem);
         }
-        tracing::debug!(%problem, ?pause, "registry read failed, trying again");
+        tracing::debug!(error = &problem as &dyn std::error::Error, ?pause, "registry read failed, trying again");
         tokio::time::sleep(pause).await;
         Ok(())
     }

@@ -159,6 +159,8 @@ fn raw_crc(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn trace() -> Trace {
@@ -215,6 +217,22 @@ mod tests {
         assert_eq!(changed(24, b'W').unwrap().accesses(), &trace().accesses[1..]);
         for length in [0, 23, 24, good.len() - 1] {
             assert_eq!(Trace::parse(&good[..length]).unwrap_err(), TraceProblem::Length);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), honest in any::<bool>()) {
+            if honest && bytes.len() >= 24 {
+                let length = (bytes.len() - 24) as u64;
+                let sum = crc32c::crc32c(&bytes[24..]);
+                bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+                bytes[8..16].copy_from_slice(&length.to_le_bytes());
+                bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+            }
+            if let Ok(trace) = Trace::parse(&bytes) {
+                prop_assert_eq!(Trace::parse(&trace.to_bytes()).unwrap(), trace);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -69,6 +69,7 @@ pub enum Answer {
     OfTotal(u64),
     /// All of it, with status 200.
     Whole,
+    /// Status, headers (in which `SELF` stands for the stub's address), body.
     Say(u16, Vec<(&'static str, String)>, &'static str),
 }
 
@@ -93,6 +94,7 @@ impl Stub {
         Self::start_at("127.0.0.1:0".parse().unwrap(), bytes, rules)
     }
 
+    /// For stubs that go and come back: on a loopback address that no other test uses, lest one takes the port meanwhile.
     pub fn start_at(
         address: SocketAddr,
         bytes: Vec<u8>,
@@ -111,7 +113,13 @@ impl Stub {
                 number: log.lock().unwrap().len(),
             };
             log.lock().unwrap().push(ask.clone());
-            let answer = rules(&ask);
+            let answer = match rules(&ask) {
+                Answer::Say(status, mut headers, words) => {
+                    headers.iter_mut().for_each(|(_, value)| *value = value.replace("SELF", &address.to_string()));
+                    Answer::Say(status, headers, words)
+                }
+                other => other,
+            };
             respond(bytes.clone(), ask.range, answer)
         });
         runtime.spawn(async move { axum::serve(listener, app).await });
@@ -175,11 +183,6 @@ pub fn blob(
 pub fn read(source: &dyn Source, offset: u64, length: usize) -> io::Result<Vec<u8>> {
     let mut buf = vec![0xEE; length];
     source.read_at(offset, &mut buf).map(|()| buf)
-}
-
-/// An address where nobody listens.
-pub fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 fn header(request: &Request, name: header::HeaderName) -> Option<String> {
