@@ -54,6 +54,11 @@ impl CachedBlob {
         &self.name
     }
 
+    #[cfg(test)]
+    pub(super) fn id(&self) -> BlobId {
+        self.id
+    }
+
     /// Reads like [`Source::read_at`]; tells how many bytes were fetched for it.
     pub(crate) fn read_for(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<u64> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.size);

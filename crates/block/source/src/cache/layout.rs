@@ -203,7 +203,7 @@ impl Files {
         if self.index.length()? > (1 + capacity) * RECORD {
             self.index.set_length((1 + capacity) * RECORD)?;
         }
-        let slots = (self.index.length()? / RECORD - 1).min(self.data.length()?.div_ceil(BLOCK));
+        let slots = (self.index.length()? / RECORD).saturating_sub(1).min(self.data.length()?.div_ceil(BLOCK));
         let mut buf = vec![0; (AT_ONCE * RECORD) as usize];
         for first in (0..slots).step_by(AT_ONCE as usize) {
             let buf = &mut buf[..((slots - first).min(AT_ONCE) * RECORD) as usize];

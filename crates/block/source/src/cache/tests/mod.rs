@@ -1,3 +1,7 @@
+//! The cache as its readers see it.
+
+mod disk;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -260,102 +264,61 @@ fn a_cache_has_one_owner() {
     assert!(matches!(error, OpenCacheError::Io { .. }), "{error}");
 }
 
-/// A file on a disk that may be full or broken.
+/// A source of which each read gives other bytes, when the test says so.
 #[derive(Debug)]
-struct Sick {
-    inner: LocalFile,
-    /// Bytes that fit.
-    room: u64,
-    /// Whether nothing may be written at all.
-    broken: Arc<AtomicBool>,
+struct Fickle {
+    reads: AtomicUsize,
+    gates: Vec<Mutex<mpsc::Receiver<()>>>,
 }
 
-impl Source for Sick {
+impl Source for Fickle {
     fn name(&self) -> &str {
-        self.inner.name()
+        "fickle"
     }
 
     fn size(&self) -> u64 {
-        self.inner.size()
+        BLOCK
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, buf)
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<()> {
+        let number = self.reads.fetch_add(1, Ordering::SeqCst);
+        self.gates[number].lock().unwrap().recv_timeout(TIMEOUT).map_err(io::Error::other)?;
+        buf.fill(number as u8);
+        Ok(())
     }
-}
-
-impl Storage for Sick {
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        if self.broken.load(Ordering::SeqCst) {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        let fits = self.room.saturating_sub(offset).min(buf.len() as u64) as usize;
-        self.inner.write_at(offset, &buf[..fits])?;
-        if fits < buf.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
-    }
-
-    fn length(&self) -> io::Result<u64> {
-        self.inner.length()
-    }
-
-    fn set_length(&self, length: u64) -> io::Result<()> {
-        self.inner.set_length(length)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
-    }
-
-    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.inner.punch_hole(offset, length)
-    }
-
-    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        self.inner.data_ranges(range)
-    }
-}
-
-fn sick_cache(dir: &tempfile::TempDir, room: u64, broken: &Arc<AtomicBool>) -> BlockCache {
-    let file = |name: &str, room: u64| -> Box<dyn Storage> {
-        let path = dir.path().join(name);
-        std::fs::write(&path, b"").unwrap();
-        Box::new(Sick { inner: LocalFile::open_writable(&path).unwrap(), room, broken: Arc::clone(broken) })
-    };
-    let (data, index, mut table) = (file("data", room), file("index", u64::MAX), Table::new(100));
-    let files = Files::from_storage(data, index, 100, |held| table.adopt(held)).unwrap();
-    BlockCache::over(Some(files), table, BLOCK)
 }
 
 #[test]
-fn on_a_full_disk_reads_go_on_with_the_space_there_is() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = pattern(20 * BLOCK as usize);
-    let cache = sick_cache(&dir, 3 * BLOCK + 1000, &Arc::default());
-    let blob = cache.blob("a", Origin::new(bytes.clone()));
-    for _ in 0..2 {
-        for block in 0..20 {
-            let at = block * BLOCK as usize;
-            assert_eq!(read(&blob, at as u64, BLOCK as usize).unwrap(), bytes[at..at + BLOCK as usize]);
-        }
+fn what_is_forgotten_on_its_way_is_not_kept() {
+    for late_one in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = BlockCache::open(&options(&dir, 4)).unwrap();
+        let (gates, receivers): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel()).unzip();
+        let gated = receivers.into_iter().map(Mutex::new).collect();
+        let origin = Arc::new(Fickle { reads: AtomicUsize::new(0), gates: gated });
+        let blob = cache.blob("a", origin.clone());
+        let asked = |count: usize| {
+            let deadline = Instant::now() + TIMEOUT;
+            while origin.reads.load(Ordering::SeqCst) < count {
+                assert!(Instant::now() < deadline);
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            let mut readers = vec![scope.spawn(|| read(&blob, 0, 1))];
+            asked(1);
+            blob.forget(0, 1);
+            readers.push(scope.spawn(|| read(&blob, 0, 1)));
+            asked(2);
+            let late = readers.remove(late_one);
+            gates[1 - late_one].send(()).unwrap();
+            assert_eq!(readers.remove(0).join().unwrap().unwrap(), [1 - late_one as u8]);
+            gates[late_one].send(()).unwrap();
+            assert_eq!(late.join().unwrap().unwrap(), [late_one as u8]);
+        });
+        assert_eq!(read(&blob, 0, 1).unwrap(), [1], "the second was asked for when the first was forgotten");
+        assert_eq!(cache.stats().blocks, 1);
     }
-    let stats = cache.stats();
-    assert_eq!((stats.blocks, stats.bypassed), (3, 1), "one block met the end, the others took turns: {stats:?}");
-}
-
-#[test]
-fn on_a_broken_disk_reads_pass_through() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = pattern(8 * BLOCK as usize);
-    let broken = Arc::new(AtomicBool::new(false));
-    let cache = sick_cache(&dir, u64::MAX, &broken);
-    let origin = Origin::new(bytes.clone());
-    let blob = cache.blob("a", origin.clone());
-    read(&blob, 0, 2 * BLOCK as usize).unwrap();
-    broken.store(true, Ordering::SeqCst);
-    for _ in 0..2 {
-        assert_eq!(read(&blob, 0, bytes.len()).unwrap(), bytes);
-    }
-    assert_eq!((cache.stats().blocks, cache.stats().bypassed, origin.reads()), (2, 12, 3));
 }
 
 #[test]
