@@ -40,8 +40,8 @@ pub enum CopyError {
     GivenUp(u64),
 }
 
-/// Writes all of `source` to `out`: with a [`ZFileWriter`](crate::ZFileWriter) as `out` it compresses a layer. `proceed` is
-/// told the bytes written so far; if it says no, the rest is not written.
+/// Writes all of `source` to `out`. `proceed` is told the bytes written so far; if it says no, the rest is not written. To
+/// compress it, [`ZFileWriter::write_source`](crate::ZFileWriter::write_source) is quicker.
 pub fn copy(source: &dyn Source, out: &mut dyn Write, proceed: &mut dyn FnMut(u64) -> bool) -> Result<(), CopyError> {
     let (size, file) = (source.size(), || source.name().to_owned());
     let mut buf = vec![0; STEP.min(size) as usize];

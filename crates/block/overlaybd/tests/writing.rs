@@ -89,7 +89,9 @@ fn golden_zfiles_written_again_decompress_to_the_same() {
             let options =
                 ZFileOptions { algorithm: info.algorithm, block_size: info.block_size, verify: info.verify, threads };
             let mut writer = ZFileWriter::new(Cursor::new(Vec::new()), options).expect("new");
-            content.chunks(1000).for_each(|part| writer.write_all(part).expect("write"));
+            let (by_bytes, by_source) = content.split_at(content.len() / 3);
+            by_bytes.chunks(1000).for_each(|part| writer.write_all(part).expect("write"));
+            writer.write_source(&memory("content", by_source.to_vec()), &mut |_| true).expect("write");
             let (out, summary) =
                 if info.header_overwritten { writer.finish_with_header() } else { writer.finish() }.expect("finish");
             let bytes = out.into_inner();
@@ -106,6 +108,30 @@ fn golden_zfiles_written_again_decompress_to_the_same() {
             assert!(back == content, "{}", id(vector));
         }
     }
+}
+
+#[test]
+fn large_input_is_compressed_in_order_and_its_errors_come_through() {
+    let mut content = vec![0; 5_000_001];
+    fill(&serde_json::json!({"fill": "text", "seed": 3}), 0, &mut content);
+    let options = ZFileOptions { threads: 3, ..ZFileOptions::default() };
+    let mut writer = ZFileWriter::new(Vec::new(), options).expect("new");
+    writer.write_all(&content[..1]).expect("write");
+    writer.write_source(&memory("content", content[1..3_000_000].to_vec()), &mut |_| true).expect("write");
+    writer.write_shared(bytes::Bytes::copy_from_slice(&content[3_000_000..])).expect("write");
+    let (bytes, _) = writer.finish().expect("finish");
+    let zfile = ZFile::open(memory("zfile", bytes)).expect("open").expect("a ZFile");
+    let mut back = vec![0; content.len()];
+    zfile.read_at(0, &mut back).expect("read");
+    assert!(back == content);
+
+    // A layer of which a block is damaged.
+    let mut damaged = std::fs::read(path(vector("z-lz4-4k-crc"))).expect("golden");
+    damaged[700] ^= 1;
+    let source: Arc<dyn Source> = Arc::new(ZFile::open(memory("damaged", damaged)).expect("open").expect("a ZFile"));
+    let mut writer = ZFileWriter::new(Vec::new(), options).expect("new");
+    let error = writer.write_source(&source, &mut |_| true).and_then(|()| writer.finish()).expect_err("damaged");
+    assert!(error.to_string().contains("damaged"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod codec;
 mod header;
 mod jump;
 mod read;
+mod workers;
 mod write;
 
 pub use codec::{Algorithm, BlockSize};

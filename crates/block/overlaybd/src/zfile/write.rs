@@ -1,16 +1,17 @@
 //! Writing a ZFile: compression on several threads, output in order.
 
 use std::io::{self, Seek, SeekFrom, Write};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread;
 
 use aenv_model::Bytes;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-use super::codec::{Algorithm, BlockSize, CRC, Compressor, block_crc, raw_crc};
+use super::codec::{Algorithm, BlockSize, raw_crc};
 use super::header::{BLOCK, Kind, ZFileInfo, to_block};
+use super::workers::{Input, Work, Workers};
+use crate::source::Source;
 
 /// Uncompressed bytes a worker takes at once: large enough that handing them over costs nothing.
 const JOB: usize = 256 << 10;
@@ -54,8 +55,10 @@ pub struct ZFileSummary {
 pub struct ZFileWriter<W> {
     out: W,
     options: ZFileOptions,
-    /// Input that does not fill a job yet.
-    pending: Vec<u8>,
+    /// Holds input that does not fill a job yet.
+    pending: Work,
+    /// Done with, to be used again.
+    spare: Vec<Work>,
     original_size: u64,
     /// Encoded lengths so far.
     jump: Vec<U32>,
@@ -64,20 +67,13 @@ pub struct ZFileWriter<W> {
     workers: Workers,
 }
 
-/// Encoded blocks, in one buffer, and the length of each.
-#[derive(Debug, Default)]
-struct Encoded {
-    bytes: Vec<u8>,
-    lengths: Vec<U32>,
-}
-
 impl<W: Write> ZFileWriter<W> {
     /// Begins a file at the current end of `out`, which should be its start.
     pub fn new(mut out: W, options: ZFileOptions) -> io::Result<Self> {
         let workers = Workers::start(options)?;
         out.write_all(&to_block(Kind::ProvisionalHeader, &info(options, 0, 0, 0), 0))?;
-        let pending = Vec::with_capacity(JOB);
-        Ok(Self { out, options, pending, original_size: 0, jump: Vec::new(), position: BLOCK, workers })
+        let (pending, spare) = (Work::default(), Vec::new());
+        Ok(Self { out, options, pending, spare, original_size: 0, jump: Vec::new(), position: BLOCK, workers })
     }
 
     /// Writes what is left, the jump table and the trailer. Gives back the output; nothing was synced.
@@ -87,29 +83,79 @@ impl<W: Write> ZFileWriter<W> {
         Ok((self.out, summary))
     }
 
-    /// Hands full jobs over and writes what is ready; waits while the workers have enough to do.
-    fn submit(&mut self) -> io::Result<()> {
-        let input = std::mem::replace(&mut self.pending, Vec::with_capacity(JOB));
-        if let Some(encoded) = self.workers.submit(input)? {
-            self.append(encoded)?;
+    /// Writes all of `bytes`, most of them without copying them first.
+    pub fn write_shared(&mut self, mut bytes: bytes::Bytes) -> io::Result<()> {
+        while !bytes.is_empty() {
+            if bytes.len() >= JOB && self.pending.input.is_empty() {
+                self.submit_instead(Input::Shared(bytes.split_to(JOB)))?;
+            } else {
+                // Before the first full job, and behind the last.
+                let now = bytes.len().min(JOB - self.pending.input.len());
+                self.write_all(&bytes.split_to(now))?;
+            }
         }
         Ok(())
     }
 
-    fn append(&mut self, encoded: Encoded) -> io::Result<()> {
-        self.out.write_all(&encoded.bytes)?;
-        self.position += encoded.bytes.len() as u64;
-        self.jump.extend_from_slice(&encoded.lengths);
+    /// Writes all of `source`. It is read by the threads that compress, so that no single one has to copy everything.
+    /// `proceed` is told the bytes of it taken so far; if it says no, this fails with `Interrupted`.
+    pub fn write_source(&mut self, source: &Arc<dyn Source>, proceed: &mut dyn FnMut(u64) -> bool) -> io::Result<()> {
+        let size = source.size();
+        let mut offset = 0;
+        while offset < size {
+            let left = size - offset;
+            if left >= JOB as u64 && self.pending.input.is_empty() {
+                self.submit_instead(Input::Source(Arc::clone(source), offset..offset + JOB as u64))?;
+                offset += JOB as u64;
+            } else {
+                let mut part = vec![0; left.min((JOB - self.pending.input.len()) as u64) as usize];
+                source.read_at(offset, &mut part)?;
+                self.write_all(&part)?;
+                offset += part.len() as u64;
+            }
+            if !proceed(offset) {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, format!("given up after {offset} bytes")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over a full job that is not in `pending`.
+    fn submit_instead(&mut self, input: Input) -> io::Result<()> {
+        let work = Work { instead: Some(input), ..self.spare.pop().unwrap_or_default() };
+        self.original_size += JOB as u64;
+        match self.workers.submit(work)? {
+            Some(done) => self.append(done),
+            None => Ok(()),
+        }
+    }
+
+    /// Hands full jobs over and writes what is ready; waits while the workers have enough to do.
+    fn submit(&mut self) -> io::Result<()> {
+        let mut next = self.spare.pop().unwrap_or_default();
+        next.input.clear();
+        let work = std::mem::replace(&mut self.pending, next);
+        match self.workers.submit(work)? {
+            Some(done) => self.append(done),
+            None => Ok(()),
+        }
+    }
+
+    fn append(&mut self, done: Work) -> io::Result<()> {
+        self.out.write_all(done.output.bytes())?;
+        self.position += done.output.bytes().len() as u64;
+        self.jump.extend_from_slice(&done.output.lengths);
+        self.spare.push(done);
         Ok(())
     }
 
     /// All but the header. Also gives the check sum of the jump table.
     fn end(&mut self) -> io::Result<(ZFileSummary, u32)> {
-        if !self.pending.is_empty() {
+        if !self.pending.input.is_empty() {
             self.submit()?;
         }
-        while let Some(encoded) = self.workers.next()? {
-            self.append(encoded)?;
+        while let Some(done) = self.workers.next()? {
+            self.append(done)?;
         }
         let table = self.jump.as_bytes();
         let index_crc = raw_crc(0, table);
@@ -136,10 +182,12 @@ impl<W: Write + Seek> ZFileWriter<W> {
 
 impl<W: Write> Write for ZFileWriter<W> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let now = buf.len().min(JOB - self.pending.len());
-        self.pending.extend_from_slice(&buf[..now]);
+        let input = &mut self.pending.input;
+        input.reserve_exact(JOB - input.len());
+        let now = buf.len().min(JOB - input.len());
+        input.extend_from_slice(&buf[..now]);
         self.original_size += now as u64;
-        if self.pending.len() == JOB {
+        if input.len() == JOB {
             self.submit()?;
         }
         Ok(now)
@@ -161,108 +209,5 @@ fn info(options: ZFileOptions, index_offset: u64, block_count: u64, original_siz
         original_size: Bytes(original_size),
         block_count,
         index_offset,
-    }
-}
-
-/// Compresses the blocks of one job.
-fn encode(compressor: &mut Compressor, options: ZFileOptions, input: &[u8]) -> io::Result<Encoded> {
-    let (block_size, room) = (options.block_size.get(), options.block_size.room() + CRC);
-    let mut encoded = Encoded {
-        bytes: vec![0; input.len().div_ceil(block_size) * room],
-        lengths: Vec::with_capacity(input.len().div_ceil(block_size)),
-    };
-    let mut end = 0;
-    for block in input.chunks(block_size) {
-        let out = &mut encoded.bytes[end..];
-        let mut length = compressor.compress(block, out)?;
-        if options.verify {
-            let crc = block_crc(&out[..length]);
-            out[length..length + CRC].copy_from_slice(&crc.to_le_bytes());
-            length += CRC;
-        }
-        encoded.lengths.push(U32::new(length as u32));
-        end += length;
-    }
-    encoded.bytes.truncate(end);
-    Ok(encoded)
-}
-
-/// The compressing threads. They end when this is dropped.
-enum Workers {
-    /// No threads: jobs are done when they are submitted.
-    Here(Box<Compressor>, ZFileOptions),
-    /// Jobs go out through one queue; each brings back its result through a channel of its own, kept in order.
-    Threads {
-        jobs: Option<SyncSender<Job>>,
-        running: std::collections::VecDeque<Receiver<io::Result<Encoded>>>,
-        threads: Vec<JoinHandle<()>>,
-    },
-}
-
-type Job = (Vec<u8>, SyncSender<io::Result<Encoded>>);
-
-impl Workers {
-    fn start(options: ZFileOptions) -> io::Result<Self> {
-        if options.threads <= 1 {
-            return Ok(Self::Here(Box::new(Compressor::new(options.algorithm)?), options));
-        }
-        let (jobs, queue) = sync_channel::<Job>(options.threads);
-        let queue = Arc::new(Mutex::new(queue));
-        let mut threads = Vec::new();
-        for _ in 0..options.threads {
-            let queue = Arc::clone(&queue);
-            let mut compressor = Compressor::new(options.algorithm)?;
-            threads.push(thread::Builder::new().name("zfile".to_owned()).spawn(move || {
-                loop {
-                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((input, result)) = job else { return };
-                    let _ = result.send(encode(&mut compressor, options, &input)); // the writer may be gone
-                }
-            })?);
-        }
-        Ok(Self::Threads { jobs: Some(jobs), running: std::collections::VecDeque::new(), threads })
-    }
-
-    /// Takes a job, and gives back the oldest result if there are enough jobs under way.
-    fn submit(&mut self, input: Vec<u8>) -> io::Result<Option<Encoded>> {
-        match self {
-            Self::Here(compressor, options) => encode(compressor, *options, &input).map(Some),
-            Self::Threads { jobs, running, threads } => {
-                let (result, receiver) = sync_channel(1);
-                let sent = jobs.as_ref().is_some_and(|jobs| jobs.send((input, result)).is_ok());
-                if !sent {
-                    return Err(io::Error::other("the compressing threads have ended"));
-                }
-                running.push_back(receiver);
-                if running.len() > 2 * threads.len() { self.next() } else { Ok(None) }
-            }
-        }
-    }
-
-    /// The oldest result; none if nothing is under way.
-    fn next(&mut self) -> io::Result<Option<Encoded>> {
-        let Self::Threads { running, .. } = self else { return Ok(None) };
-        let Some(oldest) = running.pop_front() else { return Ok(None) };
-        oldest.recv().map_err(|_| io::Error::other("a compressing thread has ended"))?.map(Some)
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        if let Self::Threads { jobs, threads, .. } = self {
-            drop(jobs.take()); // the threads' queue ends
-            for thread in threads.drain(..) {
-                let _ = thread.join(); // a panic was seen as a missing result
-            }
-        }
-    }
-}
-
-impl std::fmt::Debug for Workers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Here(..) => f.write_str("Here"),
-            Self::Threads { running, threads, .. } => write!(f, "{} jobs on {} threads", running.len(), threads.len()),
-        }
     }
 }
