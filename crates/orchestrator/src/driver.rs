@@ -21,9 +21,9 @@ use tracing::{info, warn};
 use crate::admission::{Ask, Verdict, admit};
 use crate::orchestrator::Parts;
 use crate::resources::{Resources, SandboxRow, chain};
-use crate::sandbox::{CreateError, Ended, NewSandbox};
+use crate::sandbox::{CreateError, Ended, Keep, NewSandbox};
 use crate::seams::GuestDialer;
-use crate::start::{Started, start};
+use crate::start::{Start, Started, start};
 
 /// First and longest pause between two attempts to give back what would not go.
 const RELEASE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -70,8 +70,8 @@ pub(crate) struct Driver {
     pub(crate) parts: Arc<Parts>,
     pub(crate) rows: Table<SandboxRow>,
     pub(crate) sandbox: Arc<NewSandbox>,
+    pub(crate) keep: Option<Keep>,
     pub(crate) access_token: Option<String>,
-    pub(crate) traffic_token: Option<String>,
     pub(crate) inbox: mpsc::Receiver<Message>,
     pub(crate) status: watch::Sender<Status>,
     pub(crate) started: oneshot::Sender<Result<(), CreateError>>,
@@ -103,14 +103,16 @@ impl Driver {
         let cancel = self.shutdown.child_token();
         let mut deleted = None;
         let mut waiting = Vec::new();
+        let keep = self.keep.take().unwrap_or_else(|| Box::new(()));
         let result: Result<Started, CreateError> = {
-            let tokens = (self.access_token.as_deref(), self.traffic_token.as_deref());
+            let access_token = self.access_token.as_deref();
             let starting = async {
                 let _permit = tokio::select! {
                     permit = self.start_permits.acquire() => permit,
                     () = cancel.cancelled() => return Err(CreateError::Deleted { id: self.id }),
                 };
-                start(&self.parts, &self.rows, self.id, &self.sandbox, tokens, resources, &cancel).await
+                let (parts, rows, sandbox) = (&*self.parts, &self.rows, &*self.sandbox);
+                start(Start { parts, rows, id: self.id, sandbox, access_token, cancel: &cancel }, keep, resources).await
             };
             tokio::pin!(starting);
             loop {
@@ -216,8 +218,20 @@ impl Driver {
                 live.ended.cancel();
             }
         });
+        let permits = Arc::clone(&self.expiry_permits);
         let _permit = match why {
-            Ended::Expired => self.expiry_permits.clone().acquire_owned().await.ok(),
+            // Somebody who deletes it now does not wait for its turn among the expired.
+            Ended::Expired => tokio::select! {
+                permit = permits.acquire() => permit.ok(),
+                message = self.inbox.recv() => {
+                    match message {
+                        Some(Message::Delete { reply, .. }) => deleters.push(reply),
+                        Some(Message::Deadline { reply, .. }) => _ = reply.send(None),
+                        None => {}
+                    }
+                    None
+                }
+            },
             _ => None,
         };
         let mut pause = RELEASE_BACKOFF.0;

@@ -49,12 +49,11 @@ pub(crate) async fn is_healthy(dialer: &dyn GuestDialer) -> bool {
     matches!(tokio::time::timeout(PROBE, probe).await, Ok(Ok(())))
 }
 
-/// `POST /init`.
-pub(crate) async fn init(dialer: &dyn GuestDialer, request: &InitRequest, within: Duration) -> Result<(), GuestError> {
+/// `POST /init`. Its patience is its caller's.
+pub(crate) async fn init(dialer: &dyn GuestDialer, request: &InitRequest) -> Result<(), GuestError> {
     let body = serde_json::to_vec(request).map_err(io::Error::other)?;
     let token = request.access_token.as_deref();
-    let call = async { send(dialer.dial(ENVD_PORT).await?, Method::POST, "/init", token, body.into()).await };
-    tokio::time::timeout(within, call).await.map_err(|_| GuestError::Timeout(within))?
+    send(dialer.dial(ENVD_PORT).await?, Method::POST, "/init", token, body.into()).await
 }
 
 /// One request on a connection of its own: a connection to a guest is never reused across its stops.

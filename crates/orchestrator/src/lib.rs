@@ -31,7 +31,8 @@ pub use config::{EnvdConfig, OrchestratorConfig};
 pub use leftovers::{Leftovers, end_leftovers};
 pub use orchestrator::{Orchestrator, Parts};
 pub use sandbox::{
-    AskError, CreateError, DeleteError, Ended, GuestDefaults, NewSandbox, Route, SandboxInfo, StartOrchestratorError,
+    AskError, CreateError, DeleteError, Ended, GuestDefaults, Keep, NewSandbox, Route, SandboxInfo,
+    StartOrchestratorError,
 };
 pub use seams::{GuestAddress, GuestBoot, GuestDialer, SlotLease, Slots};
 pub use token::TokenSeed;

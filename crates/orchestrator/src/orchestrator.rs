@@ -19,7 +19,7 @@ use crate::driver::{Driver, Message, Status, after};
 use crate::leftovers::sandbox_rows;
 use crate::resources::SandboxRow;
 use crate::sandbox::{
-    AskError, CreateError, DeleteError, Ended, NewSandbox, Route, SandboxInfo, StartOrchestratorError,
+    AskError, CreateError, DeleteError, Ended, Keep, NewSandbox, Route, SandboxInfo, StartOrchestratorError,
 };
 use crate::seams::{GuestBoot, Slots};
 use crate::token::TokenSeed;
@@ -150,10 +150,10 @@ impl Orchestrator {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Creates a sandbox and waits until its guest is ready.
+    /// Creates a sandbox and waits until its guest is ready. `keep` is held until nothing of the source is needed.
     ///
     /// Cancel safety: if dropped, the sandbox is created all the same and lives until its deadline.
-    pub async fn create(&self, sandbox: NewSandbox) -> Result<SandboxInfo, CreateError> {
+    pub async fn create(&self, sandbox: NewSandbox, keep: Keep) -> Result<SandboxInfo, CreateError> {
         let inner = &self.inner;
         if inner.scope.token().is_cancelled() {
             return Err(CreateError::ShuttingDown);
@@ -176,7 +176,7 @@ impl Orchestrator {
             sandbox: Arc::clone(&sandbox),
             started_at: Timestamp::now(),
             access_token: access_token.clone(),
-            traffic_token: traffic_token.clone(),
+            traffic_token,
             inbox,
             status: status_reader,
         });
@@ -186,8 +186,8 @@ impl Orchestrator {
             parts: Arc::clone(&inner.parts),
             rows: inner.rows.clone(),
             sandbox,
+            keep: Some(keep),
             access_token,
-            traffic_token,
             inbox: inbox_reader,
             status,
             started,

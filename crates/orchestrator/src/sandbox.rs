@@ -22,6 +22,9 @@ pub struct GuestDefaults {
     pub workdir: Option<String>,
 }
 
+/// Whatever keeps a sandbox's source in place until its disk is made.
+pub type Keep = Box<dyn std::any::Any + Send>;
+
 /// A sandbox to be created.
 #[derive(Debug, Clone)]
 pub struct NewSandbox {

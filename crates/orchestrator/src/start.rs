@@ -14,12 +14,11 @@ use aenv_vmm_driver::{DiskSpec, Flush, MachineSpec};
 use jiff::Timestamp;
 use rand::RngCore;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
 
 use crate::guest;
 use crate::orchestrator::Parts;
 use crate::resources::{Resources, SandboxRow};
-use crate::sandbox::{CreateError, NewSandbox};
+use crate::sandbox::{CreateError, Keep, NewSandbox};
 
 /// Oldest serial output is dropped beyond this: enough for a boot and a kernel oops.
 const SERIAL_LOG_LIMIT: Bytes = Bytes::mib(1);
@@ -33,18 +32,22 @@ pub(crate) struct Started {
     pub(crate) disk_size: Bytes,
 }
 
-/// Runs all stages. `cancel` ends the start between stages and during the wait for the guest.
+/// A start about to run.
+pub(crate) struct Start<'a> {
+    pub(crate) parts: &'a Parts,
+    pub(crate) rows: &'a Table<SandboxRow>,
+    pub(crate) id: SandboxId,
+    pub(crate) sandbox: &'a NewSandbox,
+    pub(crate) access_token: Option<&'a str>,
+    /// Ends the start between stages and during the wait for the guest.
+    pub(crate) cancel: &'a CancellationToken,
+}
+
+/// Runs all stages; `keep` is dropped once nothing of the source is needed.
 ///
 /// Cancel safety: not to be dropped half-way; the driver cancels by the token and awaits the end.
-pub(crate) async fn start(
-    parts: &Parts,
-    rows: &Table<SandboxRow>,
-    id: SandboxId,
-    sandbox: &NewSandbox,
-    tokens: (Option<&str>, Option<&str>),
-    resources: &mut Resources,
-    cancel: &CancellationToken,
-) -> Result<Started, CreateError> {
+pub(crate) async fn start(start: Start<'_>, keep: Keep, resources: &mut Resources) -> Result<Started, CreateError> {
+    let Start { parts, rows, id, sandbox, access_token, cancel } = start;
     let stage = Stage { id, cancel, deadline: parts.config.resource_timeout };
 
     let work_dir = parts.run_dir.join(id.to_string());
@@ -72,6 +75,7 @@ pub(crate) async fn start(
         Ok(Err(error)) => return Err(stage.failed("create disk")(error)),
         Err(_) => return Err(stage.late("create disk")),
     };
+    drop(keep); // the disk has a copy of all it needs
     stage.check()?;
 
     let boot = BootParams {
@@ -105,24 +109,25 @@ pub(crate) async fn start(
     resources.machine = Some(machine);
     stage.run("record machine", rows.put(id.to_string(), row)).await?;
 
+    let request = init_request(id, sandbox, access_token);
     let ready = async {
         while !guest::is_healthy(dialer.as_ref()).await {
             tokio::time::sleep(parts.envd.poll).await;
         }
+        guest::init(dialer.as_ref(), &request).await.map_err(stage.failed("initialise the guest agent"))
     };
+    // Whatever the guest does, its machine's end and a delete are noticed at once.
     let within = parts.envd.init_timeout;
     tokio::select! {
-        result = tokio::time::timeout(within, ready) => result.map_err(|_| stage.late_by("wait for the guest agent", within))?,
+        result = tokio::time::timeout(within, ready) => {
+            result.unwrap_or_else(|_| Err(stage.late_by("wait for the guest agent", within)))?;
+        }
         ended = exit.wait_for(Option::is_some) => {
             let how = ended.ok().and_then(|exit| exit.clone());
             return Err(stage.failed("wait for the guest agent")(io::Error::other(format!("machine ended: {how:?}"))));
         }
         () = cancel.cancelled() => return Err(CreateError::Deleted { id }),
     }
-    debug!(sandbox_id = %id, "guest agent is up");
-
-    let request = init_request(id, sandbox, tokens.0);
-    guest::init(dialer.as_ref(), &request, within).await.map_err(stage.failed("initialise the guest agent"))?;
     stage.check()?;
     Ok(Started { disk_size: disk.size })
 }

@@ -227,7 +227,7 @@ async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
 #[tokio::test]
 async fn a_created_sandbox_runs_is_initialised_and_leaves_nothing_when_deleted() {
     let bench = Bench::new().await;
-    let info = bench.orchestrator.create(bench.sandbox()).await.unwrap();
+    let info = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap();
     assert_eq!(info.phase, Phase::Running);
     assert_eq!(bench.orchestrator.list().len(), 1);
     assert!(bench.orchestrator.route(info.id).is_some());
@@ -249,13 +249,13 @@ async fn a_created_sandbox_runs_is_initialised_and_leaves_nothing_when_deleted()
 async fn a_start_that_fails_gives_everything_back_before_it_says_so() {
     let bench = Bench::new().await;
     bench.vmm.plan_next(FakePlan { boot_fails: Some("no".into()), ..FakePlan::default() });
-    let error = bench.orchestrator.create(bench.sandbox()).await.unwrap_err();
+    let error = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap_err();
     assert!(matches!(error, CreateError::Step { step: "start machine", .. }), "{error:?}");
     eventually(|| (bench.rows() == 0).then_some(())).await.expect("the intent row goes");
     bench.assert_nothing_is_held();
 
     bench.disks.full.store(true, Ordering::SeqCst);
-    let error = bench.orchestrator.create(bench.sandbox()).await.unwrap_err();
+    let error = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap_err();
     assert!(matches!(error, CreateError::NoSpace { .. }), "{error:?}");
     eventually(|| (bench.rows() == 0).then_some(())).await.expect("the intent row goes");
     bench.assert_nothing_is_held();
@@ -266,7 +266,7 @@ async fn a_sandbox_can_be_deleted_while_its_guest_does_not_answer() {
     let bench = Bench::new().await;
     bench.guest.healthy.store(false, Ordering::SeqCst);
     let (orchestrator, sandbox) = (bench.orchestrator.clone(), bench.sandbox());
-    let create = tokio::spawn(async move { orchestrator.create(sandbox).await });
+    let create = tokio::spawn(async move { orchestrator.create(sandbox, Box::new(())).await });
     let id = eventually(|| bench.vmm.live().first().map(|name| name["aenv-".len()..].parse().unwrap())).await.unwrap();
     tokio::time::timeout(PATIENCE, bench.orchestrator.delete(id)).await.unwrap().unwrap();
     assert!(matches!(create.await.unwrap(), Err(CreateError::Deleted { .. })));
@@ -278,7 +278,7 @@ async fn a_machine_that_dies_while_its_guest_boots_fails_the_create() {
     let bench = Bench::new().await;
     bench.guest.healthy.store(false, Ordering::SeqCst);
     let (orchestrator, sandbox) = (bench.orchestrator.clone(), bench.sandbox());
-    let create = tokio::spawn(async move { orchestrator.create(sandbox).await });
+    let create = tokio::spawn(async move { orchestrator.create(sandbox, Box::new(())).await });
     let name = eventually(|| bench.vmm.live().first().cloned()).await.unwrap();
     bench.vmm.crash(&name, "out of memory");
     let error = tokio::time::timeout(PATIENCE, create).await.unwrap().unwrap().unwrap_err();
@@ -289,7 +289,7 @@ async fn a_machine_that_dies_while_its_guest_boots_fails_the_create() {
 async fn a_create_whose_client_hangs_up_goes_on() {
     let bench = Bench::new().await;
     bench.vmm.plan_next(FakePlan { boot_takes: Duration::from_millis(50), ..FakePlan::default() });
-    let create = bench.orchestrator.create(bench.sandbox());
+    let create = bench.orchestrator.create(bench.sandbox(), Box::new(()));
     assert!(tokio::time::timeout(Duration::from_millis(5), create).await.is_err());
     eventually(|| bench.orchestrator.list().first().filter(|info| info.phase == Phase::Running).map(|_| ()))
         .await
@@ -300,7 +300,7 @@ async fn a_create_whose_client_hangs_up_goes_on() {
 async fn an_expired_sandbox_is_ended_with_its_reason() {
     let bench = Bench::new().await;
     let sandbox = NewSandbox { timeout: Some(Duration::from_millis(50)), ..bench.sandbox() };
-    let id = bench.orchestrator.create(sandbox).await.unwrap().id;
+    let id = bench.orchestrator.create(sandbox, Box::new(())).await.unwrap().id;
     assert_eq!(bench.gone(id).await, Some(Ended::Expired));
     bench.assert_nothing_is_held();
 }
@@ -308,7 +308,7 @@ async fn an_expired_sandbox_is_ended_with_its_reason() {
 #[tokio::test]
 async fn connect_never_shortens_and_timeout_may() {
     let bench = Bench::new().await;
-    let info = bench.orchestrator.create(bench.sandbox()).await.unwrap();
+    let info = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap();
     let kept = bench.orchestrator.extend(info.id, Duration::from_secs(1)).await.unwrap();
     assert_eq!(kept, bench.orchestrator.get(info.id).unwrap().end_at);
     assert!(kept > jiff::Timestamp::now() + jiff::SignedDuration::from_secs(200));
@@ -321,7 +321,7 @@ async fn connect_never_shortens_and_timeout_may() {
 #[tokio::test]
 async fn a_crashed_machine_is_noticed_and_told() {
     let bench = Bench::new().await;
-    let id = bench.orchestrator.create(bench.sandbox()).await.unwrap().id;
+    let id = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap().id;
     bench.vmm.crash(&format!("aenv-{id}"), "triple fault");
     assert_eq!(bench.gone(id).await, Some(Ended::MachineEnded("triple fault".into())));
     let message = bench.orchestrator.get(id).unwrap_err().to_string();
@@ -332,7 +332,7 @@ async fn a_crashed_machine_is_noticed_and_told() {
 #[tokio::test]
 async fn a_delete_that_cannot_finish_says_so_and_the_next_one_finishes_it() {
     let bench = Bench::new().await;
-    let id = bench.orchestrator.create(bench.sandbox()).await.unwrap().id;
+    let id = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap().id;
     bench.disks.remove_fails.store(1, Ordering::SeqCst);
     let error = bench.orchestrator.delete(id).await.unwrap_err();
     assert!(matches!(&error, DeleteError::Unfinished { failures, .. } if failures.contains("remove disk")), "{error}");
@@ -345,7 +345,7 @@ async fn a_delete_that_cannot_finish_says_so_and_the_next_one_finishes_it() {
 async fn concurrent_deletes_share_one_outcome() {
     let bench = Bench::new().await;
     bench.vmm.plan_next(FakePlan { kill_takes: Duration::from_millis(50), ..FakePlan::default() });
-    let id = bench.orchestrator.create(bench.sandbox()).await.unwrap().id;
+    let id = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap().id;
     let deletes = futures::future::join_all((0..8).map(|_| bench.orchestrator.delete(id))).await;
     assert!(deletes.iter().all(Result::is_ok), "{deletes:?}");
     bench.assert_nothing_is_held();
@@ -355,17 +355,17 @@ async fn concurrent_deletes_share_one_outcome() {
 async fn closing_ends_every_sandbox_and_refuses_new_ones() {
     let bench = Bench::new().await;
     for _ in 0..4 {
-        bench.orchestrator.create(bench.sandbox()).await.unwrap();
+        bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap();
     }
     bench.orchestrator.close(PATIENCE).await.unwrap();
     bench.assert_nothing_is_held();
-    assert!(matches!(bench.orchestrator.create(bench.sandbox()).await, Err(CreateError::ShuttingDown)));
+    assert!(matches!(bench.orchestrator.create(bench.sandbox(), Box::new(())).await, Err(CreateError::ShuttingDown)));
 }
 
 #[tokio::test]
 async fn what_a_killed_server_left_is_ended_by_the_next_one() {
     let bench = Bench::with(FakeVmm::with_processes()).await;
-    let id = bench.orchestrator.create(bench.sandbox()).await.unwrap().id;
+    let id = bench.orchestrator.create(bench.sandbox(), Box::new(())).await.unwrap().id;
     // A killed server runs no destructor and closes nothing: its successor sees the same store and processes.
     let leftovers = end_leftovers(&bench.store, bench.disks.as_ref()).await.unwrap();
     assert_eq!(leftovers, Leftovers { ended: 1, ..Leftovers::default() });

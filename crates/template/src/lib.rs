@@ -15,6 +15,6 @@ pub use build::{BuildRequest, BuildView, LogEntry, LogLevel};
 pub use record::{BuildRecord, BuildState, FailedAt, TemplateRecord};
 pub use seams::{ImportImage, ImportedImage};
 pub use templates::{
-    CreateTemplateError, DeleteTemplateError, NameProblem, Parts, ReadyTemplate, ResolveError, StartBuildError,
-    TemplateConfig, Templates,
+    CreateTemplateError, DeleteTemplateError, NameProblem, Parts, ReadyTemplate, ResolveError, RootfsLease,
+    StartBuildError, TemplateConfig, Templates,
 };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -73,6 +74,25 @@ struct Inner {
 struct State {
     records: HashMap<TemplateId, TemplateRecord>,
     at_work: HashMap<BuildId, AtWork>,
+    leases: HashMap<BuildId, RootfsLease>,
+}
+
+/// Keeps a build's files in place. A build that was replaced or deleted loses them with the last lease.
+#[derive(Debug, Clone)]
+pub struct RootfsLease(Arc<BuildDir>);
+
+#[derive(Debug)]
+struct BuildDir {
+    path: PathBuf,
+    doomed: AtomicBool,
+}
+
+impl Drop for BuildDir {
+    fn drop(&mut self) {
+        if self.doomed.load(Ordering::Acquire) {
+            remove_dir(&self.path);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -91,6 +111,8 @@ pub struct ReadyTemplate {
     pub name: String,
     /// Its root file system.
     pub rootfs: PathBuf,
+    /// Keeps `rootfs` in place, whatever becomes of the template.
+    pub lease: RootfsLease,
     /// Virtual size of the root file system.
     pub disk_size: Bytes,
     /// Machine of sandboxes from it.
@@ -181,7 +203,7 @@ impl Templates {
             sweep(&parts.dir, &records); // with unknown records we cannot tell garbage from theirs
         }
         let permits = Semaphore::new(parts.config.max_concurrent_builds.max(1));
-        let state = Mutex::new(State { records, at_work: HashMap::new() });
+        let state = Mutex::new(State { records, ..State::default() });
         let scope = TaskScope::new("template builds");
         let writer = tokio::sync::Mutex::new(());
         Ok(Self { inner: Arc::new(Inner { parts, rows, writer, state, permits, scope }) })
@@ -194,12 +216,20 @@ impl Templates {
     }
 
     /// A fresh build for `name`, waiting to be started. The template is made if the name is new.
+    ///
+    /// Cancel safety: if dropped, it is made all the same.
     pub async fn create(
         &self,
         name: &str,
         shape: MachineShape,
     ) -> Result<(TemplateRecord, BuildId), CreateTemplateError> {
         check_name(name)?;
+        let (templates, name) = (self.clone(), name.to_owned());
+        let create = async move { templates.create_now(&name, shape).await };
+        Ok(self.detached(create).await.unwrap_or(Err(StoreError::Closed))?)
+    }
+
+    async fn create_now(&self, name: &str, shape: MachineShape) -> Result<(TemplateRecord, BuildId), StoreError> {
         let _writer = self.inner.writer.lock().await;
         let now = Timestamp::now();
         let (mut record, build_id) = match self.find(name) {
@@ -225,7 +255,21 @@ impl Templates {
     }
 
     /// Starts a waiting build. Its progress and outcome are in [`Templates::build`].
+    ///
+    /// Cancel safety: if dropped, it is started all the same.
     pub async fn start_build(&self, template: &str, build: &str, request: BuildRequest) -> Result<(), StartBuildError> {
+        let (templates, template, build) = (self.clone(), template.to_owned(), build.to_owned());
+        let start = async move { templates.start_build_now(&template, &build, request).await };
+        self.detached(start).await.unwrap_or(Err(StoreError::Closed.into()))
+    }
+
+    /// Runs a change to its end, also when whoever asked for it has gone: half a change would leave the records in
+    /// memory and in the store apart. `None`: the change panicked.
+    async fn detached<T: Send + 'static>(&self, change: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        self.inner.scope.spawn("template change", change).await.ok()
+    }
+
+    async fn start_build_now(&self, template: &str, build: &str, request: BuildRequest) -> Result<(), StartBuildError> {
         let missing = || StartBuildError::NotFound { template: template.to_owned(), build: build.to_owned() };
         let _writer = self.inner.writer.lock().await;
         let build_id: BuildId = build.parse().map_err(|_| missing())?;
@@ -310,11 +354,11 @@ impl Templates {
             });
         }
         self.save(record).await?;
-        if !ready {
-            replaced.push(build);
-        }
         for old in replaced {
-            remove_dir(&self.build_dir(template, old));
+            self.retire(template, old);
+        }
+        if !ready {
+            remove_dir(&self.build_dir(template, build));
         }
         Ok(())
     }
@@ -342,11 +386,7 @@ impl Templates {
     /// The template by id or name.
     #[must_use]
     pub fn find(&self, reference: &str) -> Option<TemplateRecord> {
-        let state = self.state();
-        match reference.parse::<TemplateId>() {
-            Ok(id) if state.records.contains_key(&id) => state.records.get(&id).cloned(),
-            _ => state.records.values().find(|record| record.name == reference).cloned(),
-        }
+        find(&self.state().records, reference).cloned()
     }
 
     /// Every template, in no particular order.
@@ -357,43 +397,68 @@ impl Templates {
 
     /// The template by id or name, ready for a sandbox.
     pub fn resolve(&self, reference: &str) -> Result<ReadyTemplate, ResolveError> {
-        let record = self.find(reference).ok_or_else(|| ResolveError::NotFound(reference.to_owned()))?;
+        let mut state = self.state();
+        let State { records, leases, .. } = &mut *state;
+        let record = find(records, reference).ok_or_else(|| ResolveError::NotFound(reference.to_owned()))?;
         let not_ready = || ResolveError::NotReady(reference.to_owned());
         let build = record.ready().ok_or_else(not_ready)?;
         let BuildState::Ready { config, disk_size, .. } = &build.state else { return Err(not_ready()) };
+        // Taken under the lock that retiring needs: a build found ready here keeps its files.
+        let lease = leases.entry(build.id).or_insert_with(|| self.lease(record.id, build.id));
         Ok(ReadyTemplate {
             id: record.id,
             name: record.name.clone(),
             rootfs: self.rootfs(record.id, build.id),
+            lease: lease.clone(),
             disk_size: *disk_size,
             shape: build.shape,
             config: config.clone(),
         })
     }
 
-    /// Deletes a template by id or name: its running builds are cancelled and awaited, its files removed.
+    /// Deletes a template by id or name: its running builds are cancelled and awaited, its files removed (those that a
+    /// sandbox is being made from, when that is done).
+    ///
+    /// Cancel safety: if dropped, it is deleted all the same.
     pub async fn delete(&self, reference: &str) -> Result<(), DeleteTemplateError> {
-        let missing = || DeleteTemplateError::NotFound(reference.to_owned());
-        let record = self.find(reference).ok_or_else(missing)?;
-        let mut builds = Vec::new();
-        {
+        let (templates, reference) = (self.clone(), reference.to_owned());
+        let delete = async move { templates.delete_now(&reference).await };
+        self.detached(delete).await.unwrap_or(Err(StoreError::Closed.into()))
+    }
+
+    async fn delete_now(&self, reference: &str) -> Result<(), DeleteTemplateError> {
+        let (record, builds) = {
             let _writer = self.inner.writer.lock().await;
-            if self.state().records.remove(&record.id).is_none() {
-                return Err(missing());
-            }
-            if let Err(error) = self.inner.rows.remove(record.id.to_string()).await {
-                self.state().records.insert(record.id, record);
-                return Err(error.into());
-            }
-            let state = self.state();
-            builds.extend(record.builds.iter().filter_map(|build| state.at_work.get(&build.id).cloned()));
-        }
+            let record = self.find(reference).ok_or_else(|| DeleteTemplateError::NotFound(reference.to_owned()))?;
+            self.inner.rows.remove(record.id.to_string()).await?;
+            let mut state = self.state();
+            state.records.remove(&record.id);
+            let at_work = |build: &BuildRecord| state.at_work.get(&build.id).cloned();
+            let builds: Vec<AtWork> = record.builds.iter().filter_map(at_work).collect();
+            (record, builds)
+        };
         for work in builds {
             work.cancel.cancel();
             work.ended.cancelled().await;
         }
-        remove_dir(&self.inner.parts.dir.join(record.id.to_string()));
+        for build in &record.builds {
+            self.retire(record.id, build.id);
+        }
+        // Empty unless a lease is out; what a lease leaves behind is for the next start's sweep.
+        _ = std::fs::remove_dir(self.inner.parts.dir.join(record.id.to_string()));
         Ok(())
+    }
+
+    /// Removes a build's files, or leaves that to the last lease on them.
+    fn retire(&self, template: TemplateId, build: BuildId) {
+        let known = self.state().leases.remove(&build);
+        let lease = known.unwrap_or_else(|| self.lease(template, build));
+        lease.0.doomed.store(true, Ordering::Release);
+    }
+
+    fn lease(&self, template: TemplateId, build: BuildId) -> RootfsLease {
+        let path = self.build_dir(template, build);
+        RootfsLease(Arc::new(BuildDir { path, doomed: AtomicBool::new(false) }))
     }
 
     /// Cancels running builds and waits for them.
@@ -419,6 +484,14 @@ impl Templates {
     fn rootfs(&self, template: TemplateId, build: BuildId) -> PathBuf {
         self.build_dir(template, build).join("rootfs.ext4")
     }
+}
+
+/// By id, else by name. Of two records with one name, which only a store from elsewhere can hold, the one that sandboxes
+/// can start from.
+fn find<'a>(records: &'a HashMap<TemplateId, TemplateRecord>, reference: &str) -> Option<&'a TemplateRecord> {
+    let by_id = reference.parse().ok().and_then(|id: TemplateId| records.get(&id));
+    let named = || records.values().filter(|record| record.name == reference);
+    by_id.or_else(|| named().max_by_key(|record| (record.ready().is_some(), std::cmp::Reverse(record.id))))
 }
 
 fn check_name(name: &str) -> Result<(), NameProblem> {

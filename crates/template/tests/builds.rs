@@ -153,6 +153,9 @@ async fn a_rebuild_replaces_the_old_files_only_when_it_succeeds() {
     bench.ended("base", second).await;
     let after = bench.templates.resolve("base").unwrap();
     assert_eq!(after.id, before.id);
+    // Whoever is making a sandbox from the old files still finds them.
+    assert!(before.rootfs.is_file());
+    drop(before);
     assert_eq!(bench.files(), [after.rootfs]);
 }
 
@@ -217,6 +220,22 @@ async fn a_restart_keeps_what_is_ready_fails_what_was_at_work_and_sweeps_the_res
         view.build.state
     );
     assert!(!garbage.exists());
+}
+
+#[tokio::test]
+async fn a_change_whose_client_hangs_up_is_whole() {
+    let bench = Bench::new();
+    for _ in 0..50 {
+        let hung_up = tokio::time::timeout(Duration::from_micros(200), bench.templates.create("base", SHAPE)).await;
+        drop(hung_up);
+    }
+    let (record, _) = bench.templates.create("base", SHAPE).await.unwrap();
+    bench.templates.close(PATIENCE).await.unwrap();
+    let Bench { dir, importer, templates } = bench;
+    drop(templates);
+    let again = open(dir.path(), &importer);
+    assert_eq!(again.list().len(), 1, "one name, one template");
+    assert_eq!(again.find("base").unwrap().id, record.id);
 }
 
 #[tokio::test]

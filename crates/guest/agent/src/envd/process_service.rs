@@ -43,7 +43,12 @@ impl ProcessService {
     ) -> Result<(Program, Config), ConnectError> {
         let process =
             request.process.into_option().ok_or_else(|| ConnectError::invalid_argument("process is required"))?;
-        let (user, directory) = self.envd.rpc_path(context, process.cwd.as_deref().unwrap_or_default())?;
+        let cwd = process.cwd.as_deref().unwrap_or_default();
+        let (user, mut directory) = self.envd.rpc_path(context, cwd)?;
+        if cwd.is_empty() && !directory.is_dir() {
+            // Nobody asked for it: an image may come without its user's home.
+            directory = "/".into();
+        }
         if !directory.is_dir() {
             return Err(ConnectError::invalid_argument(format!("cwd '{}' does not exist", directory.display())));
         }
