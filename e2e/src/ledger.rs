@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest as _, Sha256};
-
 /// Kernel objects and files that belong to a node, each as a readable line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger(BTreeSet<String>);
@@ -28,8 +26,9 @@ impl Ledger {
                 lines.insert(format!("mount: {line}"));
             }
         }
+        let prefix = link_prefix(home);
         for name in names(Path::new("/sys/class/net")) {
-            if name.starts_with(&link_prefix(home)) {
+            if prefix.as_ref().is_some_and(|prefix| name.starts_with(prefix)) {
                 lines.insert(format!("link: {name}"));
             }
         }
@@ -55,10 +54,9 @@ impl Ledger {
     }
 }
 
-/// How the names of a node's links begin: `av`, the tag of its home, and `-`.
-pub(crate) fn link_prefix(home: &Path) -> String {
-    let digest = Sha256::digest(home.as_os_str().as_encoded_bytes());
-    format!("av{}-", hex::encode(&digest[..3]))
+/// How the names of a node's links begin: `av`, the tag kept in its home, and `-`. `None` before its first start.
+pub(crate) fn link_prefix(home: &Path) -> Option<String> {
+    fs::read_to_string(home.join("node-tag")).ok().map(|tag| format!("av{tag}-"))
 }
 
 /// Every process with its command line, words separated by spaces.

@@ -245,9 +245,10 @@ impl Drop for Node {
         for pid in self.vmm_pids() {
             _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
+        let prefix = link_prefix(&self.home);
         let links = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
         for name in links.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
-            if name.starts_with(&link_prefix(&self.home)) {
+            if prefix.as_ref().is_some_and(|prefix| name.starts_with(prefix)) {
                 _ = Command::new("ip").args(["link", "delete", &name]).status();
             }
         }

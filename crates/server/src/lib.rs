@@ -9,5 +9,6 @@ pub mod config;
 mod http;
 mod node;
 mod secrets;
+mod serve;
 
 pub use node::{Node, provision_guest};

@@ -19,7 +19,6 @@ use aenv_template::Templates;
 use aenv_vmm_driver::Vmm as _;
 use aenv_vmm_qemu::{AccelChoice, Qemu};
 use anyhow::{Context as _, Result, bail};
-use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +27,13 @@ use tracing::{info, warn};
 use crate::config::{Config, VirtualizationMode};
 use crate::http::{App, AppParts, NodeRoutes, router};
 use crate::secrets::{ApiKey, token_seed};
+use crate::serve::serve;
+
+/// File of the home that holds the node's tag.
+const TAG_FILE: &str = "node-tag";
+
+/// How long requests that are being answered may go on once all sandboxes have ended.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// A running node. Ends with [`Node::stop`].
 #[derive(Debug)]
@@ -38,7 +44,7 @@ pub struct Node {
     slots: Arc<SlotPool>,
     proxy: Arc<Proxy>,
     stop_serving: CancellationToken,
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
     /// Held for the node's life: a second server on the same home is refused.
     _lock: File,
 }
@@ -86,6 +92,12 @@ impl Node {
     pub async fn start(config: Config) -> Result<Self> {
         let layout = Layout::make(&config)?;
         let lock = lock_home(&config.home_path)?;
+        raise_file_limit();
+        // Before anything is made that a failure would leave behind; clients wait in the kernel's queue meanwhile.
+        let listener = TcpListener::bind(config.api_addr)
+            .await
+            .with_context(|| format!("listen on {} (API_ADDR)", config.api_addr))?;
+        let address = listener.local_addr()?;
         let key = ApiKey::find(&layout.secrets).context("find the API key")?;
         let seed = match &config.sandbox.access_token_hash_seed {
             Some(seed) => seed.clone(),
@@ -102,22 +114,10 @@ impl Node {
             warn!(ended, kept, unknown, "found sandboxes that a former server left");
         }
 
+        let memory = host_memory()?;
         let kit = provision(&config, &layout).await?;
         let vmm = probe_vmm(&config, &layout, &kit).await?;
         info!(vmm = ?vmm.identity().kind, version = vmm.identity().version, kernel = kit.kernel_version, "machines");
-
-        let slots = SlotPool::start(aenv_network::NetworkConfig {
-            run_dir: layout.slots.clone(),
-            tag: home_tag(&config.home_path),
-            veth_cidr: config.network.internal.veth_cidr,
-            low_watermark: config.pool.low_watermark,
-            high_watermark: config.pool.high_watermark,
-        });
-        let slots = Arc::new(slots.await.context("start the network")?);
-        let swept = slots.sweep(&[]).await;
-        if swept != Default::default() {
-            warn!(removed = swept.removed.len(), failed = ?swept.failed, "swept network slots that a former server left");
-        }
 
         let importer = importer(&config, &layout)?;
         let templates = Templates::start(
@@ -128,6 +128,19 @@ impl Node {
             },
             &store,
         )?;
+
+        let slots = SlotPool::start(aenv_network::NetworkConfig {
+            run_dir: layout.slots.clone(),
+            tag: node_tag(&config.home_path)?,
+            veth_cidr: config.network.internal.veth_cidr,
+            low_watermark: config.pool.low_watermark,
+            high_watermark: config.pool.high_watermark,
+        });
+        let slots = Arc::new(slots.await.context("start the network")?);
+        let swept = slots.sweep(&[]).await;
+        if swept != Default::default() {
+            warn!(removed = swept.removed.len(), failed = ?swept.failed, "swept network slots that a former server left");
+        }
 
         let orchestrator = Orchestrator::start(
             aenv_orchestrator::Parts {
@@ -142,12 +155,15 @@ impl Node {
                 seed,
             },
             &store,
-        )?;
+        );
+        let orchestrator = match orchestrator {
+            Ok(orchestrator) => orchestrator,
+            Err(error) => {
+                _ = slots.close().await; // what stays is the next start's to sweep
+                return Err(error.into());
+            }
+        };
 
-        let listener = TcpListener::bind(config.api_addr)
-            .await
-            .with_context(|| format!("listen on {} (API_ADDR)", config.api_addr))?;
-        let address = listener.local_addr()?;
         let routes = NodeRoutes { orchestrator: orchestrator.clone() };
         let proxy = Arc::new(Proxy::new(Arc::new(routes), Some(key.text().to_owned())));
         let app = App {
@@ -155,20 +171,14 @@ impl Node {
                 proxy: Arc::clone(&proxy),
                 targets: Targets::new(config.sandbox_proxy.domains.clone()),
                 config,
+                memory,
                 key,
                 orchestrator: orchestrator.clone(),
                 templates: templates.clone(),
             }),
         };
         let stop_serving = CancellationToken::new();
-        let graceful = stop_serving.clone().cancelled_owned();
-        let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
-            if let Err(error) = stream.set_nodelay(true) {
-                warn!(%error, "could not set TCP_NODELAY on a client's connection");
-            }
-        });
-        let serve = axum::serve(listener, router(app)).with_graceful_shutdown(graceful);
-        let serving = tokio::spawn(serve.into_future()); // awaited by `stop`
+        let serving = tokio::spawn(serve(listener, router(app), stop_serving.clone())); // awaited by `stop`
         info!(%address, "listening");
         Ok(Self { address, orchestrator, templates, slots, proxy, stop_serving, serving, _lock: lock })
     }
@@ -186,8 +196,11 @@ impl Node {
         self.proxy.close().await;
         let builds = self.templates.close(patience).await;
         let slots = self.slots.close().await;
-        // Connections end with their sandboxes; an idle keep-alive client must not hold up the stop.
-        self.serving.abort();
+        // Connections end with their sandboxes; a client that is slow to take its answer must not hold up the stop.
+        let mut serving = self.serving;
+        if tokio::time::timeout(DRAIN, &mut serving).await.is_err() {
+            serving.abort();
+        }
         sandboxes.context("end sandboxes")?;
         builds.context("end builds")?;
         if let Err(left) = slots {
@@ -259,9 +272,33 @@ fn lock_home(home: &Path) -> Result<File> {
     }
 }
 
-/// A short name that tells this node's kernel objects from those of other nodes on the host: the same for the same
-/// home, whatever the process.
-fn home_tag(home: &Path) -> String {
-    let digest = Sha256::digest(home.as_os_str().as_encoded_bytes());
-    hex::encode(&digest[..3])
+/// A short name that tells this node's kernel objects from those of other nodes on the host. Kept in the home, so that
+/// it is the same however the home is spelled or wherever it is moved.
+fn node_tag(home: &Path) -> Result<String> {
+    let path = home.join(TAG_FILE);
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    if (1..=8).contains(&kept.len()) && kept.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(kept);
+    }
+    let tag = hex::encode(rand::random::<[u8; 3]>());
+    aenv_durable::atomic_write(&path, tag.as_bytes(), 0o644).with_context(|| format!("write {}", path.display()))?;
+    Ok(tag)
+}
+
+/// Each connection is a descriptor, and most of them two: as many as the host allows.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        warn!(%error, "could not raise the limit of open files");
+    }
+}
+
+/// `MemTotal` of `/proc/meminfo`.
+fn host_memory() -> Result<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).context("/proc/meminfo has no MemTotal")?;
+    let kib = line.trim().trim_end_matches(" kB").parse().context("read MemTotal of /proc/meminfo")?;
+    Ok(Bytes::kib(kib))
 }

@@ -1,6 +1,6 @@
 //! Bodies and queries as types, with refusals that say where and what.
 
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use bytes::Bytes;
@@ -41,6 +41,21 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })?;
     deserializer.end().map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, format!("malformed JSON: {error}")))?;
     Ok(value)
+}
+
+/// Parts of the path. One that is not UTF-8 after decoding names nothing of ours.
+#[derive(Debug)]
+pub(super) struct PathOf<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathOf<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        Path::<T>::from_request_parts(parts, state)
+            .await
+            .map(|Path(value)| Self(value))
+            .map_err(|rejection| ApiError::new(StatusCode::NOT_FOUND, rejection.body_text()))
+    }
 }
 
 /// A query string.

@@ -18,6 +18,7 @@ mod templates;
 use std::sync::Arc;
 
 use aenv_api::NEXT_TOKEN_HEADER;
+use aenv_model::Bytes;
 use aenv_orchestrator::Orchestrator;
 use aenv_proxy::{Proxy, Targets};
 use aenv_template::Templates;
@@ -45,6 +46,8 @@ pub(crate) struct App {
 #[derive(Debug)]
 pub(crate) struct AppParts {
     pub(crate) config: Config,
+    /// The host's memory: no machine can have more.
+    pub(crate) memory: Bytes,
     pub(crate) key: ApiKey,
     pub(crate) orchestrator: Orchestrator,
     pub(crate) templates: Templates,
@@ -93,7 +96,7 @@ pub(crate) fn router(app: App) -> Router {
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key));
     Router::new()
-        .route("/health", get(health))
+        .route("/health", get(health).fallback(no_method))
         .fallback_service(api.with_state(app.clone()))
         .layer(middleware::from_fn_with_state(app, data_plane_first))
 }

@@ -18,7 +18,10 @@ pub(crate) struct NodeRoutes {
 impl Routes for NodeRoutes {
     async fn route(&self, sandbox: &str, _port: u16) -> Result<Route, RouteError> {
         let id = sandbox.parse().map_err(|_| RouteError::NotFound)?;
-        let route = self.orchestrator.route(id).ok_or(RouteError::NotFound)?;
+        let Some(route) = self.orchestrator.route(id) else {
+            // One that is still starting is not gone: its clients are to come back.
+            return Err(if self.orchestrator.get(id).is_ok() { RouteError::Busy } else { RouteError::NotFound });
+        };
         Ok(Route {
             connector: Arc::new(ThroughDialer(route.dialer)),
             traffic_token: route.traffic_token,

@@ -11,12 +11,12 @@ use aenv_model::SandboxId;
 use aenv_orchestrator::{GuestDefaults, SandboxInfo};
 use aenv_template::ReadyTemplate;
 use axum::Json;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 
-use super::body::{JsonBody, QueryOf};
+use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
 use super::{App, SANDBOX_ID_HEADER, page};
 
@@ -32,8 +32,13 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// `POST /v2/sandboxes`: every sandbox is secured.
 pub(super) async fn create_v2(
     State(app): State<App>,
+    headers: HeaderMap,
     JsonBody(request): JsonBody<NewSandbox>,
 ) -> Result<Response, ApiError> {
+    if headers.contains_key("idempotency-key") {
+        // To ignore it would make two sandboxes where its sender counts on one.
+        return Err(ApiError::bad_request("header 'Idempotency-Key' is not supported by this version"));
+    }
     create(&app, request, true).await
 }
 
@@ -69,7 +74,7 @@ async fn create(app: &App, request: NewSandbox, secure: bool) -> Result<Response
         secure,
         private_traffic: network.allow_public_traffic == Some(false),
     };
-    let info = app.orchestrator.create(sandbox).await?;
+    let info = app.orchestrator.create(sandbox, Box::new(template.lease)).await?;
     let id = info.id.to_string();
     let answer = Json(answer(app, info));
     Ok((StatusCode::CREATED, [(SANDBOX_ID_HEADER, id)], answer).into_response())
@@ -157,7 +162,10 @@ fn position(item: &ListedSandbox) -> Cursor {
 }
 
 /// `GET /sandboxes/{id}`.
-pub(super) async fn detail(State(app): State<App>, Path(id): Path<String>) -> Result<Json<SandboxDetail>, ApiError> {
+pub(super) async fn detail(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+) -> Result<Json<SandboxDetail>, ApiError> {
     let info = app.orchestrator.get(parse_id(&id)?)?;
     let private = info.traffic_token.is_some();
     Ok(Json(SandboxDetail {
@@ -171,7 +179,7 @@ pub(super) async fn detail(State(app): State<App>, Path(id): Path<String>) -> Re
 }
 
 /// `DELETE /sandboxes/{id}`.
-pub(super) async fn kill(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub(super) async fn kill(State(app): State<App>, PathOf(id): PathOf<String>) -> Result<StatusCode, ApiError> {
     app.orchestrator.delete(parse_id(&id)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -179,7 +187,7 @@ pub(super) async fn kill(State(app): State<App>, Path(id): Path<String>) -> Resu
 /// `POST /sandboxes/{id}/timeout`: may shorten.
 pub(super) async fn timeout(
     State(app): State<App>,
-    Path(id): Path<String>,
+    PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<TimeoutRequest>,
 ) -> Result<StatusCode, ApiError> {
     let life = Duration::from_secs(request.timeout.into());
@@ -190,7 +198,7 @@ pub(super) async fn timeout(
 /// `POST /sandboxes/{id}/refreshes`: extends only.
 pub(super) async fn refresh(
     State(app): State<App>,
-    Path(id): Path<String>,
+    PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<RefreshRequest>,
 ) -> Result<StatusCode, ApiError> {
     let life = match request.duration {
@@ -209,7 +217,7 @@ pub(super) async fn refresh(
 /// `POST /v2/sandboxes/{id}/connect`.
 pub(super) async fn connect_v2(
     State(app): State<App>,
-    Path(id): Path<String>,
+    PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<ConnectRequest>,
 ) -> Result<Json<Sandbox>, ApiError> {
     connect(&app, &id, request.timeout.map_or(CONNECT_TIMEOUT, |secs| Duration::from_secs(secs.into()))).await
@@ -218,7 +226,7 @@ pub(super) async fn connect_v2(
 /// `POST /sandboxes/{id}/connect`: the time is required.
 pub(super) async fn connect_v1(
     State(app): State<App>,
-    Path(id): Path<String>,
+    PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<ConnectRequest>,
 ) -> Result<Json<Sandbox>, ApiError> {
     let Some(secs) = request.timeout else {

@@ -9,11 +9,11 @@ use aenv_image::{Credentials, ImageReference};
 use aenv_model::{Bytes, MachineShape};
 use aenv_template::{BuildRecord, BuildRequest, FailedAt, LogEntry, TemplateRecord};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use super::body::{JsonBody, QueryOf};
+use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
 use super::{App, page};
 
@@ -51,6 +51,10 @@ pub(super) async fn create(
         let message = format!("invalid field memoryMB: {mib}, expected at least {MIN_MEMORY_MIB}");
         return Err(ApiError::bad_request(message));
     }
+    if shape.memory > app.memory {
+        let message = format!("invalid field memoryMB: {}, this node has {}", shape.memory.to_mib_ceil(), app.memory);
+        return Err(ApiError::bad_request(message));
+    }
     let (record, build) = app.templates.create(&name, shape).await?;
     let answer = TemplateCreated {
         template_id: record.id,
@@ -66,7 +70,7 @@ pub(super) async fn create(
 /// `POST /v2/templates/{id}/builds/{build}`: starts it.
 pub(super) async fn start_build(
     State(app): State<App>,
-    Path((template, build)): Path<(String, String)>,
+    PathOf((template, build)): PathOf<(String, String)>,
     JsonBody(request): JsonBody<TemplateBuildStartV2>,
 ) -> Result<StatusCode, ApiError> {
     let given = |command: &Option<String>| command.as_ref().is_some_and(|text| !text.trim().is_empty());
@@ -97,7 +101,7 @@ pub(super) async fn start_build(
 /// `GET /templates/{id}/builds/{build}/status`.
 pub(super) async fn build_status(
     State(app): State<App>,
-    Path((template, build)): Path<(String, String)>,
+    PathOf((template, build)): PathOf<(String, String)>,
     QueryOf(query): QueryOf<BuildStatusQuery>,
 ) -> Result<Json<BuildStatus>, ApiError> {
     let level = query.level.map_or(aenv_template::LogLevel::Debug, from_api_level);
@@ -143,7 +147,7 @@ pub(super) async fn list_v2(State(app): State<App>, QueryOf(query): QueryOf<List
 /// `GET /templates/{id}`, by id or name.
 pub(super) async fn detail(
     State(app): State<App>,
-    Path(reference): Path<String>,
+    PathOf(reference): PathOf<String>,
 ) -> Result<Json<TemplateWithBuilds>, ApiError> {
     let record = find(&app, &reference)?;
     let envd_version = &app.config.envd.version;
@@ -172,13 +176,16 @@ pub(super) async fn detail(
 }
 
 /// `GET /templates/aliases/{alias}`.
-pub(super) async fn alias(State(app): State<App>, Path(alias): Path<String>) -> Result<Json<AliasAnswer>, ApiError> {
+pub(super) async fn alias(
+    State(app): State<App>,
+    PathOf(alias): PathOf<String>,
+) -> Result<Json<AliasAnswer>, ApiError> {
     let record = find(&app, &alias)?;
     Ok(Json(AliasAnswer { template_id: record.id, public: false }))
 }
 
 /// `DELETE /templates/{id}`, by id or name.
-pub(super) async fn remove(State(app): State<App>, Path(reference): Path<String>) -> Result<StatusCode, ApiError> {
+pub(super) async fn remove(State(app): State<App>, PathOf(reference): PathOf<String>) -> Result<StatusCode, ApiError> {
     app.templates.delete(&reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }
