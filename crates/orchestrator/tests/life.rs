@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Guest {
     address: SocketAddr,
     healthy: Arc<AtomicBool>,
+    /// `/init` is taken and never answered.
+    silent: Arc<AtomicBool>,
     inits: Arc<Mutex<Vec<serde_json::Value>>>,
 }
 
@@ -40,14 +42,18 @@ impl Guest {
         let guest = Self {
             address: listener.local_addr().unwrap(),
             healthy: Arc::new(AtomicBool::new(true)),
+            silent: Arc::default(),
             inits: Arc::default(),
         };
-        let (healthy, inits) = (guest.healthy.clone(), guest.inits.clone());
+        let (healthy, silent, inits) = (guest.healthy.clone(), guest.silent.clone(), guest.inits.clone());
         let health = move || async move {
             if healthy.load(Ordering::SeqCst) { StatusCode::NO_CONTENT } else { StatusCode::SERVICE_UNAVAILABLE }
         };
         let init = move |Json(body): Json<serde_json::Value>| async move {
             inits.lock().unwrap().push(body);
+            if silent.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
             StatusCode::NO_CONTENT
         };
         let router = axum::Router::new().route("/health", get(health)).route("/init", post(init));
@@ -270,6 +276,28 @@ async fn a_sandbox_can_be_deleted_while_its_guest_does_not_answer() {
     let id = eventually(|| bench.vmm.live().first().map(|name| name["aenv-".len()..].parse().unwrap())).await.unwrap();
     tokio::time::timeout(PATIENCE, bench.orchestrator.delete(id)).await.unwrap().unwrap();
     assert!(matches!(create.await.unwrap(), Err(CreateError::Deleted { .. })));
+    bench.assert_nothing_is_held();
+}
+
+#[tokio::test]
+async fn a_guest_that_falls_silent_in_its_init_holds_up_neither_its_delete_nor_news_of_its_end() {
+    let bench = Bench::new().await;
+    bench.guest.silent.store(true, Ordering::SeqCst);
+    for crash in [false, true] {
+        bench.guest.inits.lock().unwrap().clear();
+        let (orchestrator, sandbox) = (bench.orchestrator.clone(), bench.sandbox());
+        let create = tokio::spawn(async move { orchestrator.create(sandbox, Box::new(())).await });
+        eventually(|| (!bench.guest.inits.lock().unwrap().is_empty()).then_some(())).await.expect("init is called");
+        let name = bench.vmm.live()[0].clone();
+        if crash {
+            bench.vmm.crash(&name, "killed");
+        } else {
+            bench.orchestrator.delete(name["aenv-".len()..].parse().unwrap()).await.unwrap();
+        }
+        // The deadline of the start is a minute; this ends at once.
+        tokio::time::timeout(PATIENCE, create).await.unwrap().unwrap().unwrap_err();
+    }
+    eventually(|| (bench.rows() == 0).then_some(())).await.expect("the intent rows go");
     bench.assert_nothing_is_held();
 }
 
