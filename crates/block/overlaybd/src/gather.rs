@@ -9,10 +9,6 @@ use std::io::{self, IoSliceMut};
 
 use crate::source::Source;
 
-/// Longest stretch between two pieces that is read and dropped. Copying 4 KiB out of the page cache and a system call
-/// cost about the same.
-const MAX_GAP: u64 = 4 << 10;
-
 /// Dropped bytes in one read, at most.
 const SCRATCH: usize = 64 << 10;
 
@@ -50,12 +46,13 @@ impl<'s, 'b> Gather<'s, 'b> {
         let mut pieces = self.pieces.into_iter().peekable();
         while let Some(first) = pieces.next() {
             let (source, start) = (first.source, first.position);
+            let longest_gap = source.gap();
             let mut run = vec![(0, first.buf)];
             let mut end = start + run[0].1.len() as u64;
             let mut dropped = 0;
             while let Some(next) = pieces.next_if(|next| {
                 let gap = next.position.wrapping_sub(end); // huge if they overlap
-                next.file == first.file && gap <= MAX_GAP && dropped + gap as usize <= SCRATCH
+                next.file == first.file && gap <= longest_gap && dropped + gap as usize <= SCRATCH
             }) {
                 let gap = (next.position - end) as usize;
                 dropped += gap;
@@ -111,6 +108,10 @@ mod tests {
             u64::MAX
         }
 
+        fn gap(&self) -> u64 {
+            MAX_GAP
+        }
+
         fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
             self.read_vectored_at(offset, &mut [IoSliceMut::new(buf)])
         }
@@ -123,6 +124,8 @@ mod tests {
             Ok(())
         }
     }
+
+    const MAX_GAP: u64 = 4 << 10;
 
     #[test]
     fn near_neighbours_share_a_read_and_others_do_not() {

@@ -33,6 +33,13 @@ pub trait Source: Debug + Send + Sync {
         Ok(())
     }
 
+    /// How many bytes are read as quickly as another read begins: two ranges with no more between them are read as one.
+    ///
+    /// The default suits a source that is far away.
+    fn gap(&self) -> u64 {
+        64 << 10
+    }
+
     /// Drops what a cache keeps of the range: what it returned was damaged.
     fn forget(&self, offset: u64, length: u64) {
         let _ = (offset, length);
@@ -103,6 +110,11 @@ impl Source for LocalFile {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
+    }
+
+    /// Measured on cached files, where a page is copied in the time of a system call.
+    fn gap(&self) -> u64 {
+        2 << 10
     }
 
     fn read_vectored_at(&self, mut offset: u64, mut bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
@@ -207,6 +219,10 @@ impl Source for Window {
         self.inner.read_vectored_at(self.start + offset, bufs)
     }
 
+    fn gap(&self) -> u64 {
+        self.inner.gap()
+    }
+
     fn forget(&self, offset: u64, length: u64) {
         self.inner.forget(self.start + offset, length);
     }
@@ -254,6 +270,10 @@ impl Source for MemoryFile {
 
     fn size(&self) -> u64 {
         self.bytes().len() as u64
+    }
+
+    fn gap(&self) -> u64 {
+        0
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

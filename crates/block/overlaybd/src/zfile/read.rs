@@ -259,6 +259,11 @@ impl Source for ZFile {
         Ok(())
     }
 
+    /// A block is decompressed as a whole.
+    fn gap(&self) -> u64 {
+        self.info.block_size.get() as u64
+    }
+
     fn forget(&self, offset: u64, length: u64) {
         let block_size = self.info.block_size.get() as u64;
         let blocks = self.info.block_count;
