@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! kernel ─> /init in the initramfs
-//!   pseudo file systems · /modules/*.ko · root device ─> /newroot · network · switch root
+//!   pseudo file systems · modules of the root ┬ root device ─> /newroot · switch root
+//!                                             └ beside it: modules of the network · network · other modules
 //!   ─> envd (one thread) ─> SIGTERM, SIGINT (ctrl-alt-del) or the power button
 //!   ─> processes end · file systems synced and read-only · power off
 //! ```
@@ -45,6 +46,8 @@ enum BootError {
     Network(#[from] network::NetworkError),
     #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error("start a thread")]
+    Beside(#[source] std::io::Error),
     #[error("wait for a reason to stop")]
     Power(#[source] std::io::Error),
 }
@@ -68,49 +71,81 @@ fn boot() -> Result<Infallible, BootError> {
     let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(BootError::ReadParams)?;
     let params = BootParams::parse(&cmdline)?;
     timings.mark("mounts");
-    let rest = modules::load_needed(&params.root);
+    let rest = modules::load_for_root(&params.root);
     timings.mark("modules");
+    let beside = Beside::start(rest, &params)?;
     root::mount(&params.root)?;
     timings.mark("root");
     mounts::move_into_root()?;
     root::switch()?;
     mounts::late();
     timings.mark("switch");
-    network::bring_up(&params)?;
     identity::set_up(&params);
-    timings.mark("network");
     raise_limits();
+    timings.mark("identity");
 
     let reaper = Reaper::start().map_err(ServeError::Reaper)?;
     let runtime = envd::runtime()?;
-    runtime.block_on(serve(reaper, params.gateway, rest, timings))?;
+    runtime.block_on(serve(reaper, params.gateway, beside, timings))?;
     drop(runtime);
     say!("powering off");
     power::end_everything();
     power::off()
 }
 
-/// Serves envd until the machine is asked to stop; loads the modules that could wait once it serves.
-async fn serve(reaper: Reaper, node: Ipv4Addr, rest: modules::Deferred, mut timings: Timings) -> Result<(), BootError> {
+/// What goes on beside the way to envd: the network comes up, then the modules that nothing waits for are loaded.
+struct Beside {
+    network: oneshot::Receiver<Result<(), network::NetworkError>>,
+    all_loaded: oneshot::Receiver<()>,
+}
+
+impl Beside {
+    /// On a thread of its own, which ends by itself. It yields to the way to envd where there is but one CPU.
+    fn start(mut rest: modules::Deferred, params: &BootParams) -> Result<Self, BootError> {
+        let (up, network) = oneshot::channel();
+        let (loaded, all_loaded) = oneshot::channel();
+        let params = params.clone();
+        let work = move || {
+            // Linux counts niceness by thread. Best effort: without it the order is the scheduler's.
+            let _ = rustix::process::setpriority_process(None, 19);
+            rest.load_for_network();
+            // The receivers are there as long as the machine serves.
+            let _ = up.send(network::bring_up(&params));
+            rest.load_all();
+            let _ = loaded.send(());
+        };
+        std::thread::Builder::new().name("beside".into()).spawn(work).map_err(BootError::Beside)?;
+        Ok(Self { network, all_loaded })
+    }
+}
+
+/// Serves envd until the machine is asked to stop.
+async fn serve(reaper: Reaper, node: Ipv4Addr, beside: Beside, mut timings: Timings) -> Result<(), BootError> {
     let stop = CancellationToken::new();
-    let (loaded, all_loaded) = oneshot::channel();
-    let asked = power::asked_to_stop(all_loaded).map_err(BootError::Power)?;
+    let asked = power::asked_to_stop(beside.all_loaded).map_err(BootError::Power)?;
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, ENVD_PORT));
     let place = Place::Guest { node: IpAddr::V4(node) };
     let ready = |_| {
         timings.mark("listen");
         timings.say();
-        // Ends by itself; the receiver is there until the machine stops.
-        tokio::task::spawn_blocking(move || {
-            rest.load();
-            let _ = loaded.send(());
-        });
     };
     let serve = envd::serve(address, place, reaper, stop.clone(), ready);
+    // A machine that cannot be reached is none: its end tells the node why at once.
+    let unreachable = async {
+        match beside.network.await {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => {
+                say!("network up {} ms after the kernel's start", since_kernel_start().as_millis());
+                std::future::pending().await
+            }
+            Err(_) => std::future::pending().await, // it panicked, and said so
+        }
+    };
     tokio::pin!(serve);
     tokio::select! {
         result = &mut serve => return Ok(result?),
         reason = asked => say!("stopping: {reason}"),
+        error = unreachable => return Err(error.into()),
     }
     stop.cancel();
     Ok(serve.await?)

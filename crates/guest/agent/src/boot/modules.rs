@@ -1,10 +1,11 @@
-//! Loads the kernel modules of the initramfs: at once what the boot needs, the rest when the machine already serves.
+//! Loads the kernel modules of the initramfs: at once what the root needs, then what the network needs, then the rest.
 //!
 //! Loading is most of the boot time, above all where the CPU is emulated. Two things keep it short. Modules are loaded
-//! in their order only until root device, network interface and root file system are there; drivers for a balloon or a
-//! power button can wait. And signatures are cut off before the kernel sees them: it would verify each with RSA, and
+//! in their order, and only until root device and root file system are there; the others are loaded beside the rest of
+//! the boot. And signatures are cut off before the kernel sees them: it would verify each with RSA, and
 //! who could forge a module here could replace the kernel beside it just as well.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -15,17 +16,17 @@ use crate::console::say;
 
 /// `NNN-name.ko`, uncompressed; the numbers are the order in which they depend on each other.
 const DIRECTORY: &str = "/modules";
-const INTERFACE: &str = "/sys/class/net/eth0";
+const INTERFACE: &str = "eth0";
 const FILE_SYSTEM: &str = "\text4";
 /// Ends a signed module: `struct module_signature` (12 bytes, the last four the signature's length) and this text.
 const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
 
-/// Modules that are not loaded yet. Their files are open, for the initramfs will be gone.
+/// Modules that are not loaded yet, in their order. Their files are open, for the initramfs will be gone.
 #[derive(Debug, Default)]
-pub(super) struct Deferred(Vec<(PathBuf, File)>);
+pub(super) struct Deferred(VecDeque<(PathBuf, File)>);
 
-/// Loads modules until what the boot needs is there.
-pub(super) fn load_needed(root_device: &str) -> Deferred {
+/// Loads modules until what the root needs is there.
+pub(super) fn load_for_root(root_device: &str) -> Deferred {
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(DIRECTORY) {
         Ok(entries) => entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect(),
         // A kernel with everything built in needs none.
@@ -33,10 +34,10 @@ pub(super) fn load_needed(root_device: &str) -> Deferred {
     };
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "ko"));
     paths.sort_unstable();
-    let mut deferred = Vec::new();
+    let mut deferred = VecDeque::new();
     for path in paths {
         match File::open(&path) {
-            Ok(file) if !deferred.is_empty() || have_all(root_device) => deferred.push((path, file)),
+            Ok(file) if !deferred.is_empty() || have_root(root_device) => deferred.push_back((path, file)),
             Ok(file) => load(&path, file),
             Err(error) => say!("open {}: {error}", path.display()),
         }
@@ -45,17 +46,26 @@ pub(super) fn load_needed(root_device: &str) -> Deferred {
 }
 
 impl Deferred {
+    /// Loads until there is a network interface.
+    pub(super) fn load_for_network(&mut self) {
+        // Asked of the kernel by name, not of `/sys`, which is being moved into the new root meanwhile.
+        while nix::net::if_::if_nametoindex(INTERFACE).is_err()
+            && let Some((path, file)) = self.0.pop_front()
+        {
+            load(&path, file);
+        }
+    }
+
     /// Loads the rest.
-    pub(super) fn load(self) {
+    pub(super) fn load_all(self) {
         for (path, file) in self.0 {
             load(&path, file);
         }
     }
 }
 
-fn have_all(root_device: &str) -> bool {
+fn have_root(root_device: &str) -> bool {
     Path::new(root_device).exists()
-        && Path::new(INTERFACE).exists()
         && std::fs::read_to_string("/proc/filesystems").is_ok_and(|known| known.lines().any(|line| line == FILE_SYSTEM))
 }
 
