@@ -45,6 +45,7 @@ pub struct Node {
     proxy: Arc<Proxy>,
     stop_serving: CancellationToken,
     serving: JoinHandle<()>,
+    runtime_path: PathBuf,
     /// Held for the node's life: a second server on the same home is refused.
     _lock: File,
 }
@@ -76,12 +77,8 @@ impl Layout {
             sandboxes: runtime.join("sandboxes"),
             slots: runtime.to_owned(),
         };
-        for dir in [&layout.guest, &layout.cache, &layout.disks, &layout.templates, &layout.imports, &layout.slots] {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(dir)
-                .with_context(|| format!("make directory {}", dir.display()))?;
+        for dir in [&layout.guest, &layout.cache, &layout.disks, &layout.templates, &layout.imports] {
+            make_dir(dir)?;
         }
         Ok(layout)
     }
@@ -92,6 +89,7 @@ impl Node {
     pub async fn start(config: Config) -> Result<Self> {
         let layout = Layout::make(&config)?;
         let lock = lock_home(&config.home_path)?;
+        make_dir(&layout.slots)?;
         raise_file_limit();
         // Before anything is made that a failure would leave behind; clients wait in the kernel's queue meanwhile.
         let listener = TcpListener::bind(config.api_addr)
@@ -177,10 +175,11 @@ impl Node {
                 templates: templates.clone(),
             }),
         };
+        let runtime_path = layout.slots;
         let stop_serving = CancellationToken::new();
         let serving = tokio::spawn(serve(listener, router(app), stop_serving.clone())); // awaited by `stop`
         info!(%address, "listening");
-        Ok(Self { address, orchestrator, templates, slots, proxy, stop_serving, serving, _lock: lock })
+        Ok(Self { address, orchestrator, templates, slots, proxy, stop_serving, serving, runtime_path, _lock: lock })
     }
 
     /// Where the API listens.
@@ -206,6 +205,10 @@ impl Node {
         if let Err(left) = slots {
             let left: Vec<_> = left.iter().map(ToString::to_string).collect();
             bail!("close the network: {}", left.join("; "));
+        }
+        // What is not empty is somebody else's, or left for the next start's sweep.
+        for dir in [self.runtime_path.join("sandboxes"), self.runtime_path.join("netns"), self.runtime_path] {
+            _ = std::fs::remove_dir(dir);
         }
         info!("stopped");
         Ok(())
@@ -259,6 +262,11 @@ fn importer(config: &Config, layout: &Layout) -> Result<Importer> {
         warn!(imports = swept.len(), "removed imports that a former server left unfinished");
     }
     Ok(importer)
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+    made.with_context(|| format!("make directory {}", dir.display()))
 }
 
 /// Refuses a second server on one home.
