@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod crash;
 mod file;
 mod store;
 
+pub use crash::crash_point;
 pub use file::{atomic_write, remove_dir_if_present, remove_file_if_present, sync_dir};
 pub use store::{Row, Store, StoreError, Table};

@@ -6,8 +6,7 @@ use aenv_model::Bytes;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-/// Gives sandboxes writable disks over read-only images. Dyn, so that plain files today and layered devices later
-/// are the same to the orchestrator.
+/// Gives sandboxes writable disks over read-only images. Dyn, so that the orchestrator knows nothing of layers.
 #[async_trait]
 pub trait DiskStore: Send + Sync + 'static {
     /// A fresh writable disk named `name` (unique; a file-name-safe text) with the content of `base`, at least `size`
@@ -56,16 +55,6 @@ pub enum CreateDiskError {
         asked: Bytes,
         /// What the image has.
         base: Bytes,
-    },
-    /// The disk was asked to be larger than its image, and the filesystem in it cannot be made to fill it.
-    #[error("cannot grow disk {name} to {asked}: {reason}")]
-    CannotGrow {
-        /// The disk's name.
-        name: String,
-        /// What was asked for.
-        asked: Bytes,
-        /// Why not, and what would help.
-        reason: String,
     },
     /// Anything else.
     #[error("create disk {name}")]

@@ -20,7 +20,7 @@ use crate::gather::Gather;
 use crate::header::{BLOCK, Flags, Header, Identity};
 use crate::index::Index;
 use crate::layer::Layer;
-use crate::mapping::{FIRST_DATA_SECTOR, Joined, Mapping, RawMapping, SECTOR};
+use crate::mapping::{FIRST_DATA_SECTOR, Joined, MAX_LENGTH, Mapping, RawMapping, SECTOR};
 use crate::source::Source;
 use crate::stack::Stack;
 use crate::upper::Upper;
@@ -78,7 +78,15 @@ impl Layer {
             clipped = self.index().clone().clipped(size.get().div_ceil(SECTOR));
             clipped.entries()
         };
-        write_layer(out, entries, |_| &**self.payload(), size, identity, &mut |_| true)
+        write_layer(
+            out,
+            entries,
+            Joined::with_capacity(entries.len()),
+            |_| &**self.payload(),
+            size,
+            identity,
+            &mut |_| true,
+        )
     }
 }
 
@@ -93,7 +101,8 @@ impl Stack {
     ) -> Result<Finished, CommitError> {
         let index = self.index().clone();
         let index = if self.size() == Bytes(0) { index } else { index.clipped(self.size().get().div_ceil(SECTOR)) };
-        write_layer(out, index.entries(), |tag| self.file(tag), self.size(), identity, proceed)
+        let joined = Joined::with_capacity(index.entries().len());
+        write_layer(out, index.entries(), joined, |tag| self.file(tag), self.size(), identity, proceed)
     }
 }
 
@@ -104,32 +113,56 @@ impl Upper {
         let size = self.virtual_size();
         let index = Index::from_sorted(entries);
         let index = if size == Bytes(0) { index } else { index.clipped(size.get() / SECTOR) };
-        let finished = write_layer(out, index.entries(), |_| self.source(), size, identity, &mut |_| true);
+        let finished = write_upper(out, index.entries(), self.source(), size, identity);
         drop(pinned);
         finished
     }
 }
 
-/// Writes the layer that `entries` describe; their tags choose among `file`.
+/// Writes what an upper maps. How it was written to is not seen in the layer.
+pub(crate) fn write_upper(
+    out: &mut dyn Write,
+    entries: &[Mapping],
+    source: &dyn Source,
+    virtual_size: Bytes,
+    identity: &Identity,
+) -> Result<Finished, CommitError> {
+    write_layer(out, entries, Joined::cut_at(MAX_LENGTH), |_| source, virtual_size, identity, &mut |_| true)
+}
+
+/// Writes the layer that `entries` describe; their tags choose among `file`. Its index is collected in `index`.
 pub(crate) fn write_layer<'s>(
     out: &mut dyn Write,
     entries: &[Mapping],
+    index: Joined,
     file: impl Fn(u8) -> &'s dyn Source,
     virtual_size: Bytes,
     identity: &Identity,
     proceed: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Finished, CommitError> {
-    let mut header = Header {
+    let header = sealed_header(virtual_size, identity);
+    out.write_all(&header.to_block()).map_err(CommitError::Write)?;
+    let (index, end) = write_data(out, entries, index, file, proceed)?;
+
+    let (tail, finished) = tail(header, index, end);
+    out.write_all(&tail).map_err(CommitError::Write)?;
+    Ok(finished)
+}
+
+/// The header of a layer that is complete in its own file. Where its index is, the trailer tells.
+pub(crate) fn sealed_header(virtual_size: Bytes, identity: &Identity) -> Header {
+    Header {
         flags: Flags::HEADER.with(Flags::DATA).with(Flags::SEALED),
         index_offset: 0,
         index_count: 0,
         virtual_size,
         identity: identity.clone(),
         version: (1, 1),
-    };
-    out.write_all(&header.to_block()).map_err(CommitError::Write)?;
-    let (index, end) = write_data(out, entries, file, proceed)?;
+    }
+}
 
+/// Index and trailer of a layer with this `header`, whose data ends at sector `end` of its file.
+pub(crate) fn tail(mut header: Header, index: Vec<Mapping>, end: u64) -> (Vec<u8>, Finished) {
     let mut raw: Vec<_> = index.into_iter().map(RawMapping::from).collect();
     raw.resize(raw.len().next_multiple_of(INDEX_GROUP), RawMapping::PADDING);
     header.flags = header.flags.without(Flags::HEADER);
@@ -139,20 +172,19 @@ pub(crate) fn write_layer<'s>(
     let trailer = (header.index_offset + tail.len() as u64).next_multiple_of(BLOCK);
     tail.resize((trailer - header.index_offset) as usize, 0);
     tail.extend_from_slice(&header.to_block());
-    out.write_all(&tail).map_err(CommitError::Write)?;
-    Ok(Finished { size: Bytes(trailer + BLOCK), entries: header.index_count })
+    (tail, Finished { size: Bytes(trailer + BLOCK), entries: header.index_count })
 }
 
 /// Writes the data, and gives the index for it and the sector where it ends.
 fn write_data<'s>(
     out: &mut dyn Write,
     entries: &[Mapping],
+    mut index: Joined,
     file: impl Fn(u8) -> &'s dyn Source,
     proceed: &mut dyn FnMut(u64) -> bool,
 ) -> Result<(Vec<Mapping>, u64), CommitError> {
-    let mut index = Joined::with_capacity(entries.len());
     let mut end = FIRST_DATA_SECTOR;
-    let mut batch = Batch { buf: vec![0; BATCH as usize], pieces: Vec::new(), used: 0 };
+    let mut batch = Batch::new();
     for &entry in entries {
         if entry.is_zeroed() {
             index.push(Mapping::zeroed(entry.offset(), entry.length(), end));
@@ -162,12 +194,12 @@ fn write_data<'s>(
         end += entry.length();
         let mut rest = Some(entry);
         while let Some(entry) = rest {
-            let room = BATCH / SECTOR - batch.used;
+            let room = batch.room();
             let cut = entry.offset() + room.min(entry.length());
             batch.used += cut - entry.offset();
             batch.pieces.push(entry.clip(entry.offset(), cut));
             rest = (cut < entry.end()).then(|| entry.clip(cut, entry.end()));
-            if batch.used == BATCH / SECTOR {
+            if batch.room() == 0 {
                 batch.write(out, &file)?;
                 let written = (end - rest.map_or(0, |entry| entry.length())) * SECTOR;
                 if !proceed(written) {
@@ -186,9 +218,22 @@ struct Batch {
     pieces: Vec<Mapping>,
     /// Sectors in `pieces`.
     used: u64,
+    /// Sectors that it may hold.
+    limit: u64,
 }
 
 impl Batch {
+    /// The first one ends where one that began with the header would, and so do the others: a page cache that is written at
+    /// multiples of a large size gets large pages, which are read faster.
+    fn new() -> Self {
+        let limit = BATCH / SECTOR - FIRST_DATA_SECTOR;
+        Self { buf: vec![0; BATCH as usize], pieces: Vec::new(), used: 0, limit }
+    }
+
+    fn room(&self) -> u64 {
+        self.limit - self.used
+    }
+
     fn write<'s>(&mut self, out: &mut dyn Write, file: &impl Fn(u8) -> &'s dyn Source) -> Result<(), CommitError> {
         let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else { return Ok(()) };
         let (from, to) = (first.offset(), last.end());
@@ -201,7 +246,7 @@ impl Batch {
             rest = later;
         }
         gather.read().map_err(|source| CommitError::Read { from, to, source })?;
-        self.used = 0;
+        (self.used, self.limit) = (0, BATCH / SECTOR);
         out.write_all(buf).map_err(CommitError::Write)
     }
 }

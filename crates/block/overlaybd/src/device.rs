@@ -16,7 +16,7 @@ use aenv_model::Bytes;
 pub use compact::{CompactError, CompactionPolicy};
 pub use restack::{RestackError, Restacked};
 
-use crate::commit::{CommitError, Finished, write_layer};
+use crate::commit::{CommitError, Finished, write_upper};
 use crate::gather::Gather;
 use crate::header::Identity;
 use crate::index::{Content, Index};
@@ -116,7 +116,7 @@ impl OverlayDevice {
         let (entries, pinned) = upper.pin();
         let size = upper.virtual_size();
         let index = Index::from_sorted(entries).clipped(size.get() / SECTOR);
-        let finished = write_layer(out, index.entries(), |_| upper.source(), size, identity, &mut |_| true);
+        let finished = write_upper(out, index.entries(), upper.source(), size, identity);
         drop((pinned, gate));
         finished
     }

@@ -25,25 +25,34 @@ struct Piece<'s, 'b> {
     buf: &'b mut [u8],
 }
 
-/// The pieces of one request.
+/// The pieces of one request. Most have one: that costs no allocation.
 #[derive(Default)]
 pub(crate) struct Gather<'s, 'b> {
-    pieces: Vec<Piece<'s, 'b>>,
+    first: Option<Piece<'s, 'b>>,
+    others: Vec<Piece<'s, 'b>>,
 }
 
 impl<'s, 'b> Gather<'s, 'b> {
     /// Adds bytes of `source` from `position` on; `file` numbers the source within this request.
     pub(crate) fn push(&mut self, file: u16, source: &'s dyn Source, position: u64, buf: &'b mut [u8]) {
-        self.pieces.push(Piece { file, position, source, buf });
+        let piece = Piece { file, position, source, buf };
+        if self.first.is_none() {
+            self.first = Some(piece);
+        } else {
+            self.others.push(piece);
+        }
     }
 
     /// Fills every buffer.
-    pub(crate) fn read(mut self) -> io::Result<()> {
-        if let [only] = &mut self.pieces[..] {
-            return only.source.read_at(only.position, only.buf);
+    pub(crate) fn read(self) -> io::Result<()> {
+        let Self { first, others: mut pieces } = self;
+        let Some(first) = first else { return Ok(()) };
+        if pieces.is_empty() {
+            return first.source.read_at(first.position, first.buf);
         }
-        self.pieces.sort_unstable_by_key(|piece| (piece.file, piece.position));
-        let mut pieces = self.pieces.into_iter().peekable();
+        pieces.push(first);
+        pieces.sort_unstable_by_key(|piece| (piece.file, piece.position));
+        let mut pieces = pieces.into_iter().peekable();
         while let Some(first) = pieces.next() {
             let (source, start) = (first.source, first.position);
             let longest_gap = source.gap();

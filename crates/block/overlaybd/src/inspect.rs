@@ -8,11 +8,11 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::header::{BLOCK, Flags, Header, MAGIC};
-use crate::layer::{Layer, OpenLayerError, Packaging};
-use crate::mapping::SECTOR;
+use crate::layer::{Layer, OpenLayerError, Packaging, unwrap};
+use crate::mapping::{Mapping, SECTOR};
 use crate::source::Source;
-use crate::upper::Mode;
-use crate::zfile::{OpenZFileError, ZFile, ZFileInfo};
+use crate::upper::{Log, Mode, OpenUpperError, UpperProblem};
+use crate::zfile::ZFileInfo;
 
 /// What a file is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -38,12 +38,9 @@ pub enum Inspected {
         header: HeaderFacts,
         /// Layout of the upper it was sealed from; none for a compacted layer.
         sealed_from: Option<Mode>,
-        /// Entries that are no padding.
-        entries: usize,
-        /// Bytes of the device that it has data for.
-        data: Bytes,
-        /// Bytes of the device that it makes zeros.
-        zeroed: Bytes,
+        /// What its index maps.
+        #[serde(flatten)]
+        coverage: Coverage,
         /// Bytes of its data area that nothing maps: overwritten, or holes.
         unused: Bytes,
     },
@@ -58,14 +55,56 @@ pub enum Inspected {
     UpperIndex {
         /// What its header says.
         header: HeaderFacts,
-        /// Entries in the log.
-        entries: u64,
+        /// Entries in the log, padding left out.
+        log_entries: u64,
+        /// Bytes behind the last whole entry: a write that a crash cut off.
+        torn: u64,
+        /// How long the data file must be for all its entries to count.
+        needs: Bytes,
+        /// What the entries map, the last one of each sector.
+        #[serde(flatten)]
+        coverage: Coverage,
     },
     /// A ZFile around something that is not a layer.
+    #[serde(rename = "zfile")]
     ZFile {
+        /// What it is made of, and the tar around it, if any.
+        packaging: Packaging,
         /// How it is made.
         zfile: ZFileInfo,
     },
+}
+
+/// How much of a device an index maps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Coverage {
+    /// Entries that are no padding.
+    pub entries: u64,
+    /// Those of them that make zeros.
+    pub zeroed_entries: u64,
+    /// Bytes of the device that there is data for.
+    pub data: Bytes,
+    /// Bytes of the device that are made zeros.
+    pub zeroed: Bytes,
+}
+
+impl Coverage {
+    /// Counts `entries`, which are disjoint.
+    #[must_use]
+    pub fn of(entries: impl IntoIterator<Item = Mapping>) -> Self {
+        let (mut coverage, mut data, mut zeroed) = (Self::default(), 0, 0);
+        for entry in entries {
+            coverage.entries += 1;
+            if entry.is_zeroed() {
+                coverage.zeroed_entries += 1;
+                zeroed += entry.length() * SECTOR;
+            } else {
+                data += entry.length() * SECTOR;
+            }
+        }
+        Self { data: Bytes(data), zeroed: Bytes(zeroed), ..coverage }
+    }
 }
 
 /// A header or trailer, for people.
@@ -105,24 +144,32 @@ impl HeaderFacts {
     }
 }
 
-/// Finds out what `source` is. The error is that of opening it as a layer, if it is nothing else.
-pub fn inspect(source: Arc<dyn Source>) -> Result<Inspection, OpenLayerError> {
+/// Why a file could not be told.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// It is no sound layer, nor anything else that is known.
+    #[error(transparent)]
+    Layer(#[from] OpenLayerError),
+    /// It looks like a file of an upper and is none.
+    #[error(transparent)]
+    Upper(#[from] OpenUpperError),
+}
+
+/// Finds out what `source` is. The error is that of opening it as a layer, if it looks like nothing else.
+pub fn inspect(source: Arc<dyn Source>) -> Result<Inspection, InspectError> {
     let (file, size) = (source.name().to_owned(), Bytes(source.size()));
     let content = match Layer::open(Arc::clone(&source)) {
         Ok(layer) => layer_facts(&layer).map_err(read_error(&file))?,
-        Err(error) => match other(&source).map_err(read_error(&file))? {
+        Err(error) => match other(source)? {
             Some(content) => content,
-            None => return Err(error),
+            None => return Err(error.into()),
         },
     };
     Ok(Inspection { file, size, content })
 }
 
 fn layer_facts(layer: &Layer) -> io::Result<Inspected> {
-    let (mut data, mut zeroed) = (0, 0);
-    for entry in layer.index().entries() {
-        *(if entry.is_zeroed() { &mut zeroed } else { &mut data }) += entry.length() * SECTOR;
-    }
+    let coverage = Coverage::of(layer.index().entries().iter().copied());
     let mut block = [0; BLOCK as usize];
     layer.payload().read_at(0, &mut block)?;
     let compacted = Header::parse(&block, 0).is_ok_and(|header| header.flags.has(Flags::SEALED));
@@ -130,49 +177,54 @@ fn layer_facts(layer: &Layer) -> io::Result<Inspected> {
         packaging: layer.packaging(),
         header: HeaderFacts::of(layer.trailer()),
         sealed_from: (!compacted).then(|| Mode::of(layer.trailer().flags)),
-        entries: layer.index().entries().len(),
-        data: Bytes(data),
-        zeroed: Bytes(zeroed),
-        unused: Bytes(layer.trailer().index_offset.saturating_sub(BLOCK + data)),
+        coverage,
+        unused: Bytes(layer.trailer().index_offset.saturating_sub(BLOCK + coverage.data.get())),
     })
 }
 
 /// What is no layer.
-fn other(source: &Arc<dyn Source>) -> io::Result<Option<Inspected>> {
-    match ZFile::open(Arc::clone(source)) {
-        Ok(Some(zfile)) => {
-            // Half a layer in a sound ZFile is a damaged layer.
-            let mut magic = [0; MAGIC.len()];
-            let is_layer = zfile.size() >= magic.len() as u64 && {
-                zfile.read_at(0, &mut magic)?;
-                magic == MAGIC
-            };
-            return Ok((!is_layer).then(|| Inspected::ZFile { zfile: zfile.info() }));
-        }
-        Ok(None) => {}
-        Err(OpenZFileError::Read { source, .. }) => return Err(source),
-        Err(OpenZFileError::Format { .. }) => return Ok(None),
+fn other(source: Arc<dyn Source>) -> Result<Option<Inspected>, InspectError> {
+    let file = source.name().to_owned();
+    let Ok((payload, packaging)) = unwrap(source) else { return Ok(None) };
+    if let Some(zfile) = packaging.zfile {
+        // Half a layer in a sound ZFile is a damaged layer.
+        let mut magic = [0; MAGIC.len()];
+        let is_layer = payload.size() >= magic.len() as u64 && {
+            payload.read_at(0, &mut magic).map_err(read_error(&file))?;
+            magic == MAGIC
+        };
+        return Ok((!is_layer).then_some(Inspected::ZFile { packaging, zfile }));
     }
-    let size = source.size();
-    if size < BLOCK {
+    if payload.size() < BLOCK || packaging.tar.is_some() {
         return Ok(None);
     }
     let mut block = [0; BLOCK as usize];
-    source.read_at(0, &mut block)?;
+    payload.read_at(0, &mut block).map_err(read_error(&file))?;
     let Ok(header) = Header::parse(&block, 0) else { return Ok(None) };
-    let flags = header.flags;
-    if !flags.has(Flags::HEADER) || flags.has(Flags::SEALED) || flags.has(Flags::SPARSE.with(Flags::HYBRID)) {
+    if !header.flags.has(Flags::HEADER) || header.flags.has(Flags::SEALED) {
         return Ok(None);
     }
     let facts = HeaderFacts::of(&header);
-    Ok(Some(if flags.has(Flags::DATA) {
-        Inspected::UpperData { mode: Mode::of(flags), header: facts }
-    } else {
-        Inspected::UpperIndex { header: facts, entries: (size - BLOCK) / 16 }
+    if header.flags.has(Flags::DATA) {
+        let mode = Mode::of_upper(&header).map_err(upper_error(&file))?;
+        return Ok(Some(Inspected::UpperData { mode, header: facts }));
+    }
+    let log = Log::read(&*payload, payload.size(), u64::MAX)?;
+    Ok(Some(Inspected::UpperIndex {
+        header: facts,
+        log_entries: log.entries,
+        torn: log.torn,
+        needs: Bytes(log.data_end.max(BLOCK)),
+        coverage: Coverage::of(log.live.entries()),
     }))
 }
 
 fn read_error(file: &str) -> impl Fn(io::Error) -> OpenLayerError + use<> {
     let file = file.to_owned();
     move |source| OpenLayerError::Read { file: file.clone(), what: "the header", offset: 0, source }
+}
+
+fn upper_error(file: &str) -> impl Fn(UpperProblem) -> OpenUpperError + use<> {
+    let file = file.to_owned();
+    move |source| OpenUpperError::Format { file: file.clone(), source }
 }

@@ -3,6 +3,7 @@
 //! From the outside in, a layer file is an optional tar member, an optional ZFile and an LSMT file. Which of them are
 //! there is seen from the bytes alone.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -21,6 +22,9 @@ pub const MAX_ENTRIES: u64 = 128_000_000;
 
 /// Entries read at once, so that memory grows with what is really there.
 const READ_AT_ONCE: u64 = 1 << 16;
+
+/// What is read at the end of a layer: a disk or a registry takes hardly longer for it than for the trailer alone.
+const TAIL: u64 = 64 << 10;
 
 /// A finished, immutable layer.
 #[derive(Debug, Clone)]
@@ -56,13 +60,51 @@ pub enum OpenLayerError {
         source: io::Error,
     },
     /// Its bytes are not a layer.
-    #[error("{file} is not a usable overlaybd layer")]
+    #[error("{file} is not a usable overlaybd layer{origin}")]
     Format {
         /// Which file.
         file: String,
+        /// From where its positions count.
+        origin: Origin,
         /// What is wrong, and where.
         source: LayerProblem,
     },
+}
+
+/// From where the positions in a problem count; said in parentheses unless it is plain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The start of the file.
+    File,
+    /// Byte `offset` of the file, where its tar member begins.
+    Member {
+        /// Which byte.
+        offset: u64,
+    },
+    /// The start of what a ZFile holds, once it is decompressed.
+    Decompressed,
+}
+
+impl From<Packaging> for Origin {
+    fn from(packaging: Packaging) -> Self {
+        match packaging {
+            Packaging { zfile: Some(_), .. } => Self::Decompressed,
+            Packaging { tar: Some(member), .. } => Self::Member { offset: member.offset },
+            Packaging { tar: None, zfile: None } => Self::File,
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File => Ok(()),
+            Self::Member { offset } => {
+                write!(f, " (bytes are counted from byte {offset}, where the tar member begins)")
+            }
+            Self::Decompressed => write!(f, " (bytes are counted in the decompressed content)"),
+        }
+    }
 }
 
 /// What is wrong with the bytes of a layer. Positions count from the start of the payload: the LSMT file itself.
@@ -80,7 +122,7 @@ pub enum LayerProblem {
     /// Neither compressed nor plain.
     #[error("neither LSMT nor ZFile magic at byte {at}")]
     Unknown {
-        /// Where the payload begins in the file.
+        /// Where either should be.
         at: u64,
     },
     /// No room for header and trailer.
@@ -100,8 +142,10 @@ pub enum LayerProblem {
         trailer: u64,
     },
     /// More entries than are supported.
-    #[error("{count} index entries, more than {MAX_ENTRIES}")]
+    #[error("byte {at}: {count} index entries, more than {MAX_ENTRIES}")]
     TooManyEntries {
+        /// Where the number is stored.
+        at: u64,
         /// Claimed number.
         count: u64,
     },
@@ -154,7 +198,8 @@ impl Layer {
             let file = name.clone();
             move |source| OpenLayerError::Read { file, what, offset, source }
         };
-        let format_error = |source: LayerProblem| OpenLayerError::Format { file: name.clone(), source };
+        let origin = packaging.into();
+        let format_error = |source: LayerProblem| OpenLayerError::Format { file: name.clone(), origin, source };
 
         let size = payload.size();
         let mut block = [0; header::BLOCK as usize];
@@ -164,21 +209,21 @@ impl Layer {
         payload.read_at(0, &mut block).map_err(read_error("the header", 0))?;
         let first = Header::parse(&block, 0).map_err(|_| {
             // The magic is looked for behind all wrappings, so this is the one place to say that nothing was found.
-            format_error(LayerProblem::Unknown { at: packaging.tar.map_or(0, |member| member.offset) })
+            format_error(LayerProblem::Unknown { at: 0 })
         })?;
         first.require_header(0).map_err(|problem| format_error(problem.into()))?;
         if size < 2 * header::BLOCK {
             return Err(format_error(LayerProblem::TooShort { size }));
         }
         let at = size - header::BLOCK;
-        payload.read_at(at, &mut block).map_err(read_error("the trailer", at))?;
-        let trailer = Header::parse(&block, at)
+        let tail = Tail::read(&*payload, size).map_err(read_error("the trailer", at))?;
+        let trailer = Header::parse(tail.trailer(), at)
             .and_then(|trailer| trailer.require_trailer(at).map(|()| trailer))
             .map_err(|problem| format_error(problem.into()))?;
 
         let (offset, count) = (trailer.index_offset, trailer.index_count);
         if count > MAX_ENTRIES {
-            return Err(format_error(LayerProblem::TooManyEntries { count }));
+            return Err(format_error(LayerProblem::TooManyEntries { at: at + 40, count }));
         }
         // Cannot overflow: the count is small.
         let fits = offset >= header::BLOCK && offset.checked_add(count * RawMapping::SIZE).is_some_and(|end| end <= at);
@@ -192,7 +237,9 @@ impl Layer {
             let part = &mut raw[..now as usize];
             part.zero();
             let from = offset + check.number * RawMapping::SIZE;
-            payload.read_at(from, part.as_mut_bytes()).map_err(read_error("the index", from))?;
+            if !tail.copy(from, part.as_mut_bytes()) {
+                payload.read_at(from, part.as_mut_bytes()).map_err(read_error("the index", from))?;
+            }
             check.take(part).map_err(format_error)?;
         }
         check.entries.shrink_to_fit();
@@ -250,21 +297,59 @@ impl Layer {
     }
 }
 
-/// Takes the wrappings off, if there are any.
-fn unwrap(source: Arc<dyn Source>) -> Result<(Arc<dyn Source>, Packaging), OpenLayerError> {
+/// The end of a layer: the trailer and what was read with it, which is all of the index if that is not large.
+struct Tail {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Tail {
+    /// `size` is that of the payload, which has a header and a trailer.
+    fn read(payload: &dyn Source, size: u64) -> io::Result<Self> {
+        let at = header::BLOCK.max(size.saturating_sub(TAIL));
+        let mut tail = Self { at, bytes: vec![0; (size - at) as usize] };
+        if payload.read_at(at, &mut tail.bytes).is_err() {
+            // Damaged data before the index is for those to find who read it.
+            tail.at = size - header::BLOCK;
+            tail.bytes.truncate(header::BLOCK as usize);
+            payload.read_at(tail.at, &mut tail.bytes)?;
+        }
+        Ok(tail)
+    }
+
+    fn trailer(&self) -> &[u8] {
+        &self.bytes[self.bytes.len() - header::BLOCK as usize..]
+    }
+
+    /// Fills `out` from byte `from` of the payload, which is before the trailer, if all of that is here.
+    fn copy(&self, from: u64, out: &mut [u8]) -> bool {
+        let Some(bytes) = from.checked_sub(self.at).and_then(|skip| self.bytes.get(skip as usize..)) else {
+            return false;
+        };
+        bytes.get(..out.len()).map(|bytes| out.copy_from_slice(bytes)).is_some()
+    }
+}
+
+/// Takes the wrappings off, if there are any: gives the payload, whatever it is, and what it was wrapped in.
+pub fn unwrap(source: Arc<dyn Source>) -> Result<(Arc<dyn Source>, Packaging), OpenLayerError> {
     let name = source.name().to_owned();
     let mut packaging = Packaging::default();
     let tar = tarwrap::detect(&*source)
         .map_err(|error| OpenLayerError::Read { file: name.clone(), what: "a tar header", offset: 0, source: error })?
-        .map_err(|problem| OpenLayerError::Format { file: name.clone(), source: problem.into() })?;
+        .map_err(|problem| OpenLayerError::Format {
+            file: name.clone(),
+            origin: Origin::File,
+            source: problem.into(),
+        })?;
     let source = match tar {
         Some(member) => Arc::new(Window::new(source, member.offset, member.size)),
         None => source,
     };
     packaging.tar = tar;
+    let origin = packaging.into();
     let zfile = ZFile::open(Arc::clone(&source)).map_err(|error| match error {
         OpenZFileError::Read { file, what, offset, source } => OpenLayerError::Read { file, what, offset, source },
-        OpenZFileError::Format { file, source } => OpenLayerError::Format { file, source: source.into() },
+        OpenZFileError::Format { file, source } => OpenLayerError::Format { file, origin, source: source.into() },
     })?;
     packaging.zfile = zfile.as_ref().map(ZFile::info);
     Ok((zfile.map_or(source, |zfile| Arc::new(zfile) as Arc<dyn Source>), packaging))

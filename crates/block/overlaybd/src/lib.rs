@@ -14,7 +14,8 @@
 //!   is finished; its index is checked whole when it is opened.
 //! * An [`Upper`] is one that is written. Sealing appends index and trailer to its data file, and it is a layer.
 //! * [`OverlayDevice::restack`] seals the upper of a running device and goes on with a fresh one: a disk snapshot.
-//! * [`OverlayDevice::compact`] merges layers while the device runs, [`Stack::flatten`] all of them, [`Layer::repack`] one.
+//! * [`OverlayDevice::compact`] merges layers while the device runs, [`Stack::flatten`] all of them, [`Layer::repack`] one. An
+//!   [`Assembly`] is a layer whose maker writes the data.
 //! * [`ZFile`] reads compressed files block by block, [`ZFileWriter`] makes them on all cores, [`TarWriter`] wraps either.
 //!
 //! Everything blocks. There is no async runtime here, no socket, no global; a thread-local buffer is the only state outside
@@ -22,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assemble;
 mod commit;
 mod copy;
 mod device;
@@ -40,14 +42,15 @@ mod tarwrap;
 mod upper;
 mod zfile;
 
+pub use assemble::{AssembleError, Assembly, LayerTail};
 pub use commit::{CommitError, Finished, PORTABLE_ENTRIES};
 pub use copy::{CopyError, Sha256Writer, VerifyError, copy, digest, verify};
 pub use device::{CompactError, CompactionPolicy, OpenDeviceError, OverlayDevice, RestackError, Restacked};
 pub use export::{ExportError, Mapped, export};
 pub use header::{Flags, Header, HeaderProblem, Identity, USER_TAG_LENGTH, UserTag};
 pub use index::Index;
-pub use inspect::{HeaderFacts, Inspected, Inspection, inspect};
-pub use layer::{Layer, LayerProblem, MAX_ENTRIES, OpenLayerError, Packaging};
+pub use inspect::{Coverage, HeaderFacts, InspectError, Inspected, Inspection, inspect};
+pub use layer::{Layer, LayerProblem, MAX_ENTRIES, OpenLayerError, Origin, Packaging, unwrap};
 pub use mapping::{MAX_LENGTH, MAX_VIRTUAL_SIZE, Mapping, SECTOR};
 pub use seal::{SealError, SealedUpper};
 pub use source::{LocalFile, MemoryFile, Source, Storage};

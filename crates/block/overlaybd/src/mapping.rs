@@ -108,11 +108,16 @@ impl Mapping {
 
     /// This and `next` as one entry, if they are neighbours on the device and in the file.
     pub(crate) fn join(self, next: Self) -> Option<Self> {
+        let length = self.length() + next.length();
+        (self.goes_on_in(next) && length <= MAX_LENGTH)
+            .then(|| Self { low: self.offset() | length << OFFSET_BITS, ..self })
+    }
+
+    /// Whether `next` goes on where this ends, on the device and in the file.
+    fn goes_on_in(self, next: Self) -> bool {
         let same_kind = (self.high ^ next.high) & !POSITION_MASK == 0;
         let expected = if self.is_zeroed() { self.position() } else { self.position() + self.length() };
-        let length = self.length() + next.length();
-        (same_kind && self.end() == next.offset() && next.position() == expected && length <= MAX_LENGTH)
-            .then(|| Self { low: self.offset() | length << OFFSET_BITS, ..self })
+        same_kind && self.end() == next.offset() && next.position() == expected
     }
 }
 
@@ -145,27 +150,52 @@ impl From<Mapping> for RawMapping {
     }
 }
 
-/// Sorted entries under construction: neighbours that can be one become one.
-#[derive(Debug, Default)]
-pub(crate) struct Joined(Vec<Mapping>);
+/// Sorted entries under construction.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    entries: Vec<Mapping>,
+    cut_at: Option<u64>,
+}
 
 impl Joined {
+    /// Neighbours that can be one become one; otherwise entries stay as they were cut.
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self(Vec::with_capacity(capacity))
+        Self { entries: Vec::with_capacity(capacity), cut_at: None }
     }
 
-    pub(crate) fn push(&mut self, next: Mapping) {
-        if let Some(last) = self.0.last_mut()
-            && let Some(joined) = last.join(next)
-        {
-            *last = joined;
-        } else {
-            self.0.push(next);
+    /// What is one range on the device and in the file is cut anew, from its beginning and every `longest` sectors: what
+    /// maps the same is the same, however it came to be.
+    pub(crate) fn cut_at(longest: u64) -> Self {
+        Self { entries: Vec::new(), cut_at: Some(longest) }
+    }
+
+    pub(crate) fn push(&mut self, mut next: Mapping) {
+        if let Some(last) = self.entries.last_mut() {
+            if let Some(joined) = last.join(next).filter(|joined| self.cut_at.is_none_or(|cut| joined.length() <= cut))
+            {
+                *last = joined;
+                return;
+            }
+            if let Some(longest) = self.cut_at
+                && last.goes_on_in(next)
+            {
+                let missing = longest - last.length();
+                last.low = last.offset() | longest << OFFSET_BITS;
+                next = next.clip(next.offset() + missing, next.end());
+            }
         }
+        while let Some(longest) = self.cut_at
+            && next.length() > longest
+        {
+            let cut = next.offset() + longest;
+            self.entries.push(next.clip(next.offset(), cut));
+            next = next.clip(cut, next.end());
+        }
+        self.entries.push(next);
     }
 
     pub(crate) fn into_vec(self) -> Vec<Mapping> {
-        self.0
+        self.entries
     }
 }
 
@@ -194,5 +224,28 @@ mod tests {
         assert_eq!(a.join(Mapping::data(8, 4, 20)), None);
         assert_eq!(Mapping::zeroed(0, 8, 8).join(Mapping::zeroed(8, 4, 8)), Some(Mapping::zeroed(0, 12, 8)));
         assert_eq!(Mapping::data(0, MAX_LENGTH, 8).join(Mapping::data(MAX_LENGTH, 1, 8 + MAX_LENGTH)), None);
+    }
+
+    #[test]
+    fn what_maps_the_same_is_cut_the_same() {
+        let joined = |parts: &[u64]| {
+            let mut index = Joined::cut_at(MAX_LENGTH);
+            let mut at = 0;
+            for &length in parts {
+                index.push(Mapping::data(at, length, 8 + at));
+                at += length;
+            }
+            index.into_vec()
+        };
+        let total = 2 * MAX_LENGTH + 100;
+        let expected = [
+            Mapping::data(0, MAX_LENGTH, 8),
+            Mapping::data(MAX_LENGTH, MAX_LENGTH, 8 + MAX_LENGTH),
+            Mapping::data(2 * MAX_LENGTH, total - 2 * MAX_LENGTH, 8 + 2 * MAX_LENGTH),
+        ];
+        let pages: Vec<u64> = (0..total).step_by(8).map(|at| 8.min(total - at)).collect();
+        assert_eq!(joined(&pages), expected);
+        assert_eq!(joined(&[MAX_LENGTH, MAX_LENGTH, 100]), expected);
+        assert_eq!(joined(&[100, MAX_LENGTH, MAX_LENGTH]), expected);
     }
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use aenv_block_device::BlockDevice;
@@ -37,6 +38,11 @@ enum Step {
     /// Close, pack all layers into one, compressed, and open again.
     Flatten,
     Reopen,
+    /// The process ends without a flush, the host does not; `noted` says that the end came between the last flush and taking
+    /// its entries off the notes.
+    Die {
+        noted: bool,
+    },
     Resize {
         sectors: u64,
     },
@@ -57,6 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Compact),
         1 => Just(Step::Flatten),
         2 => Just(Step::Reopen),
+        3 => any::<bool>().prop_map(|noted| Step::Die { noted }),
         1 => (100..500_u64).prop_map(|sectors| Step::Resize { sectors }),
     ];
     prop::collection::vec(step, 1..40)
@@ -74,8 +81,9 @@ impl World {
     fn new(mode: Mode, base: &[u8]) -> Self {
         let dir = TempDir::new().expect("temp dir");
         let files = UpperFiles::in_directory(dir.path(), mode);
-        let upper =
+        let mut upper =
             files.create(&UpperOptions { mode, ..UpperOptions::new(Bytes(SIZE), Uuid::nil()) }).expect("create");
+        upper.take_notes(&dir.path().join("notes")).expect("notes");
         let lowers = Stack::open([memory("base", base.to_vec())]).expect("base");
         let mut model = vec![0; SIZE as usize];
         lowers.read_at(0, &mut model).expect("read");
@@ -89,12 +97,21 @@ impl World {
 
     fn reopen(&mut self, lowers: Stack) {
         self.device().flush().expect("flush");
+        self.reopen_unflushed(lowers);
+    }
+
+    fn reopen_unflushed(&mut self, lowers: Stack) {
         self.device = None;
-        let upper = self.files.open().expect("open upper");
+        let mut upper = self.files.open().expect("open upper");
+        upper.take_notes(&self.notes()).expect("notes");
         self.device = Some(OverlayDevice::new(lowers, upper).expect("device"));
     }
 
-    fn path(&mut self) -> std::path::PathBuf {
+    fn notes(&self) -> PathBuf {
+        self.dir.path().join("notes")
+    }
+
+    fn path(&mut self) -> PathBuf {
         self.made += 1;
         self.dir.path().join(format!("layer-{}", self.made))
     }
@@ -146,6 +163,14 @@ impl World {
                 self.reopen(Stack::new(vec![layer]).expect("stack"));
             }
             Step::Reopen => self.reopen(self.device().lowers()),
+            Step::Die { noted } => {
+                let notes = std::fs::read(self.notes()).ok().filter(|_| noted);
+                if let Some(notes) = notes {
+                    self.device().flush().expect("flush");
+                    std::fs::write(self.notes(), notes).expect("restore the notes");
+                }
+                self.reopen_unflushed(self.device().lowers());
+            }
             Step::Resize { sectors } => {
                 self.device().resize(Bytes(sectors * 512)).expect("resize");
                 self.model.resize(sectors as usize * 512, 0);

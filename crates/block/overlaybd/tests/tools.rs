@@ -63,6 +63,8 @@ fn a_device_knows_where_it_has_data() {
     let ranges = device.data_ranges();
     assert_eq!(ranges[0].start, 512);
     assert!(ranges.contains(&(500_224..501_248)), "{ranges:?}");
+    let of_upper = device.upper_ranges();
+    assert_eq!((of_upper.len(), &of_upper[0]), (1, &(500_224..501_248)));
     let out = MemoryFile::new("out", Vec::new());
     export(&device, &out, &mut go_on).expect("export");
     assert!(out.to_vec() == read(&device, 0, 1 << 20));
@@ -78,6 +80,16 @@ fn verifying_reads_every_block() {
     let error = verify(memory("damaged", bytes), &mut go_on).expect_err("a block is damaged");
     let VerifyError::Read(CopyError::Read { source, .. }) = error else { panic!("{error:?}") };
     assert!(source.to_string().contains("block 0 of damaged") || source.to_string().contains("damaged"), "{source}");
+}
+
+#[test]
+fn a_damaged_block_of_data_near_the_index_does_not_keep_a_layer_from_opening() {
+    let mut bytes = std::fs::read(path(vector("zl-lz4-4k"))).expect("layer");
+    bytes[700] ^= 1; // within the first data, and within the last 64 KiB
+    let stack = Stack::open([memory("damaged", bytes)]).expect("open");
+    stack.read_at(0, &mut [0; 512]).expect_err("the damaged block");
+    let sound = Stack::open([open(vector("zl-lz4-4k"))]).expect("open");
+    assert_eq!(read(&stack, 102_400, 4096), read(&sound, 102_400, 4096));
 }
 
 #[test]
@@ -98,7 +110,7 @@ fn inspection_tells_every_kind() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(kind("upper/upper-hybrid.data"), Inspected::UpperData { mode: Mode::Hybrid, .. }));
-    assert!(matches!(kind("upper/upper-log.index"), Inspected::UpperIndex { entries: 10, .. }));
+    assert!(matches!(kind("upper/upper-log.index"), Inspected::UpperIndex { log_entries: 10, .. }));
     assert!(matches!(kind("zfile/z-tiny.zfile"), Inspected::ZFile { .. }));
     inspect(memory("text", b"hello".to_vec())).expect_err("nothing of ours");
     let mut half = std::fs::read(fixture("lsmt/lsmt-basic.commit")).expect("layer");

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aenv_block_source::{
-    BlockCache, CacheOptions, Credentials, DownloadOptions, FetchError, FetchProblem, Network, Registry, Source,
-    download,
+    BlockCache, CacheOptions, CredentialFile, CredentialSource, Credentials, DockerConfig, DownloadOptions, FetchError,
+    FetchProblem, Network, Registry, Source, download,
 };
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
@@ -137,5 +137,34 @@ fn a_real_registry_refuses_strangers_and_what_it_has_not() {
             }
             other => panic!("{other}"),
         }
+    }
+}
+
+#[test]
+fn what_files_say_opens_a_real_registry_as_soon_as_they_say_it() {
+    let Some(docker) = DockerRegistry::start() else { return };
+    let bytes = pattern(1000);
+    let name = docker.push("team/image", bytes.clone());
+    let url = format!("http://{}/v2/team/image/blobs", docker.host);
+    let dir = tempfile::tempdir().unwrap();
+    let (config, file) = (dir.path().join("config.json"), dir.path().join("cred.json"));
+    let sources: [(Arc<dyn CredentialSource>, _, &str); 2] =
+        [(Arc::new(DockerConfig::new(&config)), &config, ""), (Arc::new(CredentialFile::new(&file)), &file, "/team")];
+    for (source, path, below) in sources {
+        let registry = Registry::new(Network::start().unwrap(), &url, source, quick()).unwrap();
+        let blob = registry.blob(&name, 1000).unwrap();
+        let refused = |blob: &dyn Source| {
+            let problem = read(blob, 0, 10).unwrap_err().downcast::<FetchError>().unwrap().source;
+            assert!(matches!(problem, FetchProblem::Unauthorized(_)), "{problem}");
+        };
+        refused(&blob);
+        let say = |password: &str| {
+            let entry = format!(r#"{{"username":"me","password":"{password}"}}"#);
+            std::fs::write(path, format!(r#"{{"auths":{{"{}{below}":{entry}}}}}"#, docker.host)).unwrap();
+        };
+        say("wrong");
+        refused(&blob);
+        say(PASSWORD);
+        assert_eq!(read(&blob, 10, 20).unwrap(), bytes[10..30]);
     }
 }

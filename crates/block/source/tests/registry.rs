@@ -254,6 +254,52 @@ fn credentials_are_looked_up_again_after_a_refusal() {
 }
 
 #[test]
+fn an_identity_token_is_traded_at_the_place_that_the_registry_names() {
+    let bytes = pattern(LENGTH);
+    let stub = Stub::start(bytes.clone(), |ask| match (&*ask.target, ask.authorization.as_deref()) {
+        // A form is posted there; a password would be asked for with a query.
+        ("/token", None) => {
+            Answer::Say(200, vec![("content-type", "application/json".into())], r#"{"access_token":"traded"}"#)
+        }
+        (_, Some("Bearer traded")) => Answer::Serve,
+        _ => Answer::Say(401, vec![("www-authenticate", r#"Bearer realm="http://SELF/token",service="s""#.into())], ""),
+    });
+    let blob = stub.blob_as(Credentials::Identity("identity".into()), LENGTH as u64);
+    assert_eq!(read(&blob, 5, 10).unwrap(), bytes[5..15]);
+    let refusing = Stub::start(bytes, |ask| match &*ask.target {
+        "/token" => Answer::Say(401, vec![], "expired"),
+        _ => Answer::Say(401, vec![("www-authenticate", r#"Bearer realm="http://SELF/token""#.into())], ""),
+    });
+    let blob = refusing.blob_as(Credentials::Identity("identity".into()), LENGTH as u64);
+    let problem = problem(read(&blob, 0, 10).unwrap_err());
+    assert!(matches!(&problem, FetchProblem::Identity(error) if error.to_string().contains("expired")), "{problem:?}");
+}
+
+/// Credentials that can't be looked up.
+#[derive(Debug)]
+struct Broken;
+
+impl CredentialSource for Broken {
+    fn credentials(&self, _: &str) -> io::Result<Credentials> {
+        Err(io::Error::other("the helper is broken"))
+    }
+}
+
+#[test]
+fn credentials_that_can_not_be_had_hinder_only_what_needs_them() {
+    let bytes = pattern(LENGTH);
+    let public = Stub::start(bytes.clone(), token_rules(Arc::default(), false));
+    assert_eq!(read(&public.blob_as(Broken, LENGTH as u64), 5, 10).unwrap(), bytes[5..15]);
+    let no_token = Stub::start(vec![], token_rules(Arc::default(), true));
+    let no_password = Stub::start(vec![], |_| say(401));
+    for private in [no_token, no_password] {
+        let problem = problem(read(&private.blob_as(Broken, LENGTH as u64), 0, 10).unwrap_err());
+        let words = "the helper is broken";
+        assert!(matches!(&problem, FetchProblem::Credentials(error) if error.to_string() == words), "{problem:?}");
+    }
+}
+
+#[test]
 fn a_password_is_sent_to_a_registry_without_tokens() {
     let bytes = pattern(LENGTH);
     let stub = Stub::start(bytes.clone(), |ask| match ask.authorization.as_deref() {

@@ -15,6 +15,7 @@ use super::OverlayDevice;
 use crate::commit::{CommitError, write_layer};
 use crate::header::Identity;
 use crate::layer::{Layer, OpenLayerError};
+use crate::mapping::Joined;
 use crate::source::LocalFile;
 use crate::stack::{Stack, StackError};
 use crate::upper::files::sync_directory;
@@ -125,7 +126,8 @@ fn write_merged(
     let mut write = || {
         let mut out = BufWriter::new(File::create(&temporary).map_err(error("create"))?);
         // Nothing is cut at the size: a larger layer above may reach beyond it.
-        write_layer(&mut out, stack.index().entries(), |tag| stack.file(tag), stack.size(), identity, proceed)
+        let index = Joined::with_capacity(stack.index().entries().len());
+        write_layer(&mut out, stack.index().entries(), index, |tag| stack.file(tag), stack.size(), identity, proceed)
             .map_err(|source| CompactError::Write { path: path.to_owned(), source })?;
         out.flush().map_err(error("write"))?;
         out.get_ref().sync_all().map_err(error("sync"))?;

@@ -15,6 +15,7 @@ use crate::seal::SealError;
 use crate::source::{LocalFile, Source};
 use crate::stack::{MAX_LAYERS, StackError};
 use crate::upper::files::sync_directory;
+use crate::upper::notes::Notes;
 use crate::upper::{CreateUpperError, Upper, UpperFiles, UpperOptions, lock};
 
 /// What a restack made.
@@ -52,6 +53,13 @@ pub enum RestackError {
     /// goes on; else it must be opened again.
     #[error("make a fresh upper")]
     Create(#[from] CreateUpperError),
+    /// No notes can be taken of what is written to the fresh upper. If [the upper](OverlayDevice::upper) still takes writes,
+    /// the device goes on; else it must be opened again.
+    #[error("take notes of a fresh upper")]
+    Notes {
+        /// Why.
+        source: io::Error,
+    },
     /// The new layer does not fit on the stack. The device must be opened again.
     #[error("put the sealed upper on the stack")]
     Stack(#[from] StackError),
@@ -94,17 +102,23 @@ impl OverlayDevice {
             return Err(RestackError::TooDeep);
         }
         let upper = self.upper();
-        let fresh = make(&UpperOptions {
+        let mut fresh = make(&UpperOptions {
             mode: upper.mode(),
             virtual_size: upper.virtual_size(),
             identity: Identity::fresh(upper.identity().uuid),
         })?;
+        let noting = |source| RestackError::Notes { source };
+        if let Some(notes) = upper.notes() {
+            fresh.set_notes(Notes::prepare(notes.path(), fresh.identity().uuid).map_err(noting)?);
+        }
         upper.flush().map_err(RestackError::Flush)?; // so that little is left to do while requests wait
         let start = Instant::now();
         let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
         let sealed = upper.seal()?;
         let size = sealed.size();
         let layer = sealed.into_layer(place()?);
+        // Not before: until then, the old notes are the current upper's.
+        fresh.notes_mut().map_or(Ok(()), Notes::publish).map_err(noting)?;
         parts.lowers = parts.lowers.with_top(layer.clone())?;
         parts.upper = Arc::new(fresh);
         drop(parts);

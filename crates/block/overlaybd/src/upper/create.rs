@@ -109,6 +109,7 @@ impl Upper {
             gate: RwLock::new(Gate::Open),
             flushing: Mutex::default(),
             pinned: RwLock::default(),
+            notes: None,
             failed: AtomicBool::new(false),
         }
     }

@@ -32,29 +32,22 @@ impl Upper {
         let position = self.end.fetch_add(length, Ordering::AcqRel);
         // If this fails, the place stays unused.
         self.data.write_at(position * SECTOR, buf)?;
-        let mut table = self.table_mut();
-        for (skipped, part) in parts(length) {
-            let mapping = Mapping::data(sector + skipped, part, position + skipped);
-            table.live.insert(mapping, |_| {});
-            table.pending.push(mapping);
-        }
-        Ok(())
+        let entry = |(skipped, part)| Mapping::data(sector + skipped, part, position + skipped);
+        self.add(parts(length).map(entry).collect())
     }
 
     /// Maps sectors `from..to` as zeros.
-    pub(super) fn append_zeroed(&self, from: u64, to: u64) {
+    pub(super) fn append_zeroed(&self, from: u64, to: u64) -> io::Result<()> {
         let position = self.end.load(Ordering::Acquire);
-        let mut table = self.table_mut();
-        let Table { live, pending, freed } = &mut *table;
-        for (skipped, part) in parts(to - from) {
-            let mapping = Mapping::zeroed(from + skipped, part, position);
-            live.insert(mapping, |old| {
-                if !old.is_zeroed() {
-                    freed.push(old);
-                }
-            });
-            pending.push(mapping);
-        }
+        let entry = |(skipped, part)| Mapping::zeroed(from + skipped, part, position);
+        self.add(parts(to - from).map(entry).collect())
+    }
+
+    /// Adds entries on top, to be flushed, and notes them if notes are taken.
+    fn add(&self, entries: Vec<Mapping>) -> io::Result<()> {
+        let _noted = self.notes.as_ref().map(|notes| notes.add(&entries)).transpose()?;
+        self.table_mut().add(entries);
+        Ok(())
     }
 
     pub(super) fn flush_if_much_is_pending(&self) -> io::Result<()> {
@@ -80,6 +73,9 @@ impl Upper {
         }
         log.file.sync().map_err(|error| self.fail(error))?;
         log.end.store(end + raw.as_bytes().len() as u64, Ordering::Release);
+        if let Some(notes) = &self.notes {
+            notes.settle(|| self.table().pending.clone());
+        }
         self.give_back(freed);
         Ok(())
     }
@@ -110,6 +106,28 @@ impl Upper {
                 return;
             }
         }
+    }
+}
+
+impl Table {
+    /// Adds entries on top that are not in the index file.
+    pub(super) fn add(&mut self, entries: Vec<Mapping>) {
+        let Self { live, pending, freed } = self;
+        for entry in &entries {
+            live.insert(*entry, |old| {
+                if entry.is_zeroed() && !old.is_zeroed() {
+                    freed.push(old);
+                }
+            });
+        }
+        pending.extend(entries);
+    }
+
+    /// Adds entries that may be there already, in part. What they hide is not given back: one of them may have discarded what
+    /// a later one wrote, and hide here what is to show again with the next.
+    pub(super) fn add_again(&mut self, entries: Vec<Mapping>) {
+        entries.iter().for_each(|entry| self.live.insert(*entry, |_| {}));
+        self.pending.extend(entries);
     }
 }
 

@@ -10,12 +10,15 @@
 //! What a crash leaves: everything up to the last flush, and of later writes any part, each sector old or new. The rule
 //! that makes it so: *no entry reaches the index file before its data is durable*. Entries wait in memory until a flush,
 //! which syncs the data, then writes the entries, then syncs those.
+//!
+//! That is a crash of the host. An upper that takes notes loses nothing at all when only its process ends: `notes.rs`.
 
 mod create;
 pub(crate) mod files;
 mod hybrid;
 pub(crate) mod live;
 mod log;
+pub(crate) mod notes;
 mod open;
 mod resize;
 mod sparse;
@@ -25,25 +28,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aenv_model::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::error;
 
 pub use create::{CreateUpperError, UpperOptions};
 pub use files::{UpperFiles, UpperState};
+pub(crate) use open::Log;
 pub use open::{OpenUpperError, UpperProblem};
 pub use resize::ResizeError;
 
 use crate::header::{Flags, Header, Identity};
+use crate::index::Index;
+use crate::layer::Layer;
 use crate::mapping::{Mapping, SECTOR};
 use crate::source::{Source, Storage};
 use live::LiveIndex;
 use log::IndexLog;
+use notes::Notes;
 
 /// Largest write that is one request to the data file.
 const MAX_WRITE: usize = 4 << 20;
 
 /// Layout of a writable upper.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Every write is appended.
     #[serde(rename = "logStructured")]
@@ -105,6 +112,8 @@ pub struct Upper {
     flushing: Mutex<()>,
     /// Held shared by whoever reads data that the index no longer has; space is given back only when nobody does.
     pinned: RwLock<()>,
+    /// None unless they are asked for.
+    notes: Option<Notes>,
     /// A sync failed: what memory says and what the disk has may differ, until the files are opened again.
     failed: AtomicBool,
 }
@@ -178,7 +187,7 @@ impl Upper {
             return self.discard_sparse(from, to, hide);
         }
         let gate = self.open_gate()?;
-        self.append_zeroed(from, to);
+        self.append_zeroed(from, to)?;
         drop(gate);
         self.flush_if_much_is_pending()
     }
@@ -199,6 +208,9 @@ impl Upper {
     /// The files' content is no longer known; says so from now on.
     pub(crate) fn fail(&self, error: io::Error) -> io::Error {
         self.failed.store(true, Ordering::Release);
+        if let Some(notes) = &self.notes {
+            notes.forget();
+        }
         error!(%error, upper = self.data.name(), "sync of an upper failed; it is refused from now on");
         error
     }
@@ -261,6 +273,17 @@ impl Upper {
     /// Calls `f` with the live index; keep it short, writers wait.
     pub(crate) fn with_live<T>(&self, f: impl FnOnce(&LiveIndex) -> T) -> T {
         f(&self.table().live)
+    }
+
+    /// What it is now, as a layer on the same data file: for whoever reads an upper that nobody writes meanwhile.
+    #[must_use]
+    pub fn to_layer(&self) -> Layer {
+        let mut trailer = lock(&self.header).clone();
+        let entries: Vec<Mapping> = self.with_live(|live| live.entries().collect());
+        trailer.flags = trailer.flags.without(Flags::HEADER).with(Flags::SEALED);
+        trailer.index_count = entries.len() as u64;
+        trailer.index_offset = self.append_position() * SECTOR;
+        Layer::from_sealed(Arc::clone(&self.data) as Arc<dyn Source>, trailer, Index::from_sorted(entries))
     }
 
     /// What the upper maps, cut at its size, and a guard that keeps the data of those entries on disk.

@@ -1,12 +1,15 @@
 //! Opening an upper that was left behind, by a close or by a crash.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
-use tracing::warn;
+use tracing::{info, warn};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::create::is_valid_size;
+use super::live::LiveIndex;
+use super::notes::Notes;
 use super::{Mode, Table, Upper};
 use crate::header::{BLOCK, Flags, Header, HeaderProblem};
 use crate::mapping::{FIRST_DATA_SECTOR, MAX_LENGTH, MAX_VIRTUAL_SIZE, Mapping, RawMapping, SECTOR};
@@ -48,7 +51,7 @@ pub enum UpperProblem {
     #[error(transparent)]
     Header(#[from] HeaderProblem),
     /// It has become a layer.
-    #[error("it was sealed: a trailer with its UUID is at byte {at}")]
+    #[error("it was sealed and is a layer now: its trailer is at byte {at}")]
     Sealed {
         /// Where the trailer is.
         at: u64,
@@ -65,7 +68,7 @@ pub enum UpperProblem {
         has_index: bool,
     },
     /// Data and index are of different uppers.
-    #[error("its UUID is {index}, that of the data file is {data}")]
+    #[error("its UUID at byte 56 is {index}, that of the data file is {data}")]
     OtherUpper {
         /// UUID in the index file.
         index: uuid::Uuid,
@@ -97,14 +100,8 @@ impl Upper {
         let length = data.length().map_err(io_error(&*data, "measure"))?;
         let header = read_header(&*data, length)?;
         let format = |source: UpperProblem| OpenUpperError::Format { file: data.name().to_owned(), source };
-        let require = |holds, what| header.require(0, holds, what).map_err(|problem| format(problem.into()));
-        require(header.flags.has(Flags::DATA), "the data bit (1) is clear: this is an index file")?;
-        require(!header.flags.has(Flags::SPARSE.with(Flags::HYBRID)), "sparse (4) and hybrid (5) are both set")?;
-        let mode = Mode::of(header.flags);
+        let mode = Mode::of_upper(&header).map_err(format)?;
         let size = header.virtual_size.get();
-        if !is_valid_size(size) {
-            return Err(format(UpperProblem::Size(size)));
-        }
         if index.is_some() == (mode == Mode::Sparse) {
             return Err(format(UpperProblem::Files { mode, has_index: index.is_some() }));
         }
@@ -122,6 +119,71 @@ impl Upper {
                 Ok(Self::assemble(mode, data, index, header, table, log_end, data_end))
             }
         }
+    }
+}
+
+impl Upper {
+    /// Takes notes at `path` from now on, so that nothing that was written is lost when this process ends but the host does
+    /// not. What an earlier process noted there is what was written last. Before it is written to. A sparse upper needs none.
+    pub fn take_notes(&mut self, path: &Path) -> Result<(), OpenUpperError> {
+        if self.index_log.is_none() {
+            return Ok(());
+        }
+        let failed = |source| OpenUpperError::Io { what: "take notes at", file: path.display().to_string(), source };
+        let (notes, entries) = Notes::resume(path, self.identity().uuid).map_err(failed)?;
+        let length = self.data.length().map_err(io_error(&*self.data, "measure"))?;
+        for (number, entry) in (0..).zip(&entries) {
+            check_entry(*entry, number)
+                .map_err(|source| OpenUpperError::Format { file: path.display().to_string(), source })?;
+            if !entry.is_zeroed() && (entry.position() + entry.length()) > length / SECTOR {
+                return Err(failed(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("{entry:?} is beyond the data"),
+                )));
+            }
+        }
+        if !entries.is_empty() {
+            info!(upper = self.data.name(), entries = entries.len(), "an earlier process wrote, and did not flush");
+        }
+        self.table_mut().add_again(entries);
+        self.notes = Some(notes);
+        Ok(())
+    }
+
+    /// Where notes are taken.
+    pub(crate) fn notes(&self) -> Option<&Notes> {
+        self.notes.as_ref()
+    }
+
+    /// Gives a fresh upper notes that have nothing to tell.
+    pub(crate) fn set_notes(&mut self, notes: Notes) {
+        self.notes = Some(notes);
+    }
+
+    pub(crate) fn notes_mut(&mut self) -> Option<&mut Notes> {
+        self.notes.as_mut()
+    }
+}
+
+/// Whether an entry can be one of an upper's.
+fn check_entry(mapping: Mapping, number: u64) -> Result<(), UpperProblem> {
+    let in_header = !mapping.is_zeroed() && mapping.position() < FIRST_DATA_SECTOR;
+    if in_header || mapping.end() > MAX_VIRTUAL_SIZE / SECTOR {
+        let at = BLOCK + number * RawMapping::SIZE;
+        let (from, to, position) = (mapping.offset(), mapping.end(), mapping.position());
+        return Err(UpperProblem::Entry { number, at, from, to, position });
+    }
+    Ok(())
+}
+
+impl Mode {
+    /// The layout of the upper whose data file has this `header`.
+    pub(crate) fn of_upper(header: &Header) -> Result<Self, UpperProblem> {
+        header.require(0, header.flags.has(Flags::DATA), "the data bit (1) is clear: this is an index file")?;
+        let both = header.flags.has(Flags::SPARSE.with(Flags::HYBRID));
+        header.require(0, !both, "sparse (4) and hybrid (5) are both set")?;
+        let size = header.virtual_size.get();
+        if is_valid_size(size) { Ok(Self::of(header.flags)) } else { Err(UpperProblem::Size(size)) }
     }
 }
 
@@ -169,39 +231,70 @@ fn replay(log: &dyn Storage, data: &Header, data_length: u64) -> Result<(Table, 
         let (index, data) = (header.identity.uuid, data.identity.uuid);
         return Err(format(UpperProblem::OtherUpper { index, data }));
     }
-    let count = (length - BLOCK) / RawMapping::SIZE;
-    if !(length - BLOCK).is_multiple_of(RawMapping::SIZE) {
+    let Log { live, torn, ignored, end, .. } = Log::read(log, length, data_length)?;
+    if torn > 0 {
         warn!(index = log.name(), length, "the index log ends within an entry; ignoring it");
-    }
-    let mut table = Table::default();
-    let mut raw = vec![RawMapping::PADDING; count.min(READ_AT_ONCE) as usize];
-    let (mut number, mut ignored) = (0, 0_u64);
-    while number < count {
-        let part = &mut raw[..(count - number).min(READ_AT_ONCE) as usize];
-        part.zero();
-        let at = BLOCK + number * RawMapping::SIZE;
-        log.read_at(at, part.as_mut_bytes()).map_err(io_error(log, "read"))?;
-        for raw in part.iter() {
-            if let Some(mapping) = raw.mapping() {
-                let in_header = !mapping.is_zeroed() && mapping.position() < FIRST_DATA_SECTOR;
-                if in_header || mapping.end() > MAX_VIRTUAL_SIZE / SECTOR {
-                    let at = BLOCK + number * RawMapping::SIZE;
-                    let (from, to, position) = (mapping.offset(), mapping.end(), mapping.position());
-                    return Err(format(UpperProblem::Entry { number, at, from, to, position }));
-                }
-                if mapping.is_zeroed() || mapping.position() + mapping.length() <= data_length / SECTOR {
-                    table.live.insert(mapping, |_| {});
-                } else {
-                    ignored += 1;
-                }
-            }
-            number += 1;
-        }
     }
     if ignored > 0 {
         warn!(index = log.name(), ignored, "index entries point past the data; ignoring them");
     }
-    Ok((table, BLOCK + count * RawMapping::SIZE))
+    Ok((Table { live, ..Table::default() }, end))
+}
+
+/// What an index log says.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// The newest entry of each sector.
+    pub(crate) live: LiveIndex,
+    /// Entries that are no padding.
+    pub(crate) entries: u64,
+    /// Those that point past the data, which do not count.
+    ignored: u64,
+    /// Bytes behind the last whole entry.
+    pub(crate) torn: u64,
+    /// Where the next entry goes.
+    end: u64,
+    /// Where the last data is that an entry points at, in bytes.
+    pub(crate) data_end: u64,
+}
+
+impl Log {
+    /// Reads the entries of a file of `length` bytes, which has a header. Those whose data is not within a data file of
+    /// `data_length` bytes are left out.
+    pub(crate) fn read(file: &dyn Source, length: u64, data_length: u64) -> Result<Self, OpenUpperError> {
+        let count = (length - BLOCK) / RawMapping::SIZE;
+        let end = BLOCK + count * RawMapping::SIZE;
+        let mut log = Self { torn: length - end, end, ..Self::default() };
+        let mut raw = vec![RawMapping::PADDING; count.min(READ_AT_ONCE) as usize];
+        let mut number = 0;
+        while number < count {
+            let part = &mut raw[..(count - number).min(READ_AT_ONCE) as usize];
+            part.zero();
+            let at = BLOCK + number * RawMapping::SIZE;
+            file.read_at(at, part.as_mut_bytes()).map_err(io_error(file, "read"))?;
+            for raw in part.iter() {
+                if let Some(mapping) = raw.mapping() {
+                    log.take(mapping, number, data_length)
+                        .map_err(|source| OpenUpperError::Format { file: file.name().to_owned(), source })?;
+                }
+                number += 1;
+            }
+        }
+        Ok(log)
+    }
+
+    fn take(&mut self, mapping: Mapping, number: u64, data_length: u64) -> Result<(), UpperProblem> {
+        check_entry(mapping, number)?;
+        self.entries += 1;
+        let data_end = if mapping.is_zeroed() { 0 } else { (mapping.position() + mapping.length()) * SECTOR };
+        if data_end / SECTOR <= data_length / SECTOR {
+            self.data_end = self.data_end.max(data_end);
+            self.live.insert(mapping, |_| {});
+        } else {
+            self.ignored += 1;
+        }
+        Ok(())
+    }
 }
 
 /// What is not a hole, within the device.

@@ -57,7 +57,9 @@ impl Upper {
                 Mode::Sparse => {
                     self.discard_sparse(from, to, false).map_err(error("discard the end of", &*self.data))?
                 }
-                Mode::Log | Mode::Hybrid => self.append_zeroed(from, to),
+                Mode::Log | Mode::Hybrid => {
+                    self.append_zeroed(from, to).map_err(error("note the end of", &*self.data))?
+                }
             }
         }
         self.flush_locked(&flushing).map_err(error("flush", &*self.data))?;

@@ -5,7 +5,7 @@ use std::io;
 use serde::Serialize;
 
 /// How blocks are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
     /// Raw lz4 blocks.
@@ -81,14 +81,14 @@ pub(crate) fn block_crc(compressed: &[u8]) -> u32 {
 
 /// A compressor with its working memory.
 pub(crate) enum Compressor {
-    Lz4,
+    Lz4(lz4_flex::block::CompressTable),
     Zstd(zstd::bulk::Compressor<'static>),
 }
 
 impl Compressor {
     pub(crate) fn new(algorithm: Algorithm) -> io::Result<Self> {
         Ok(match algorithm {
-            Algorithm::Lz4 => Self::Lz4,
+            Algorithm::Lz4 => Self::Lz4(lz4_flex::block::CompressTable::default()),
             Algorithm::Zstd => Self::Zstd(zstd::bulk::Compressor::new(ZSTD_LEVEL)?),
         })
     }
@@ -96,7 +96,7 @@ impl Compressor {
     /// Compresses one block into `out`, which is large enough; the length is returned.
     pub(crate) fn compress(&mut self, block: &[u8], out: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Lz4 => lz4_flex::block::compress_into(block, out).map_err(io::Error::other),
+            Self::Lz4(table) => lz4_flex::block::compress_into_with_table(block, out, table).map_err(io::Error::other),
             Self::Zstd(compressor) => compressor.compress_to_buffer(block, out),
         }
     }

@@ -47,6 +47,7 @@ const _: () = assert!(size_of::<RawHeader>() == 96);
 
 /// How a ZFile is made, from the block that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ZFileInfo {
     /// The compressor.
     pub algorithm: Algorithm,
@@ -110,8 +111,10 @@ pub enum ZFileProblem {
         at: u64,
     },
     /// The number of blocks does not match the size.
-    #[error("a ZFile of {original_size} bytes has {count} blocks, not {expected}")]
+    #[error("the ZFile of {original_size} bytes claims {count} blocks at byte {at}, not {expected}")]
     BlockCount {
+        /// Where the number is stored.
+        at: u64,
         /// Size before compression.
         original_size: u64,
         /// Claimed number.
@@ -217,7 +220,7 @@ impl ZHeader {
         let (original_size, count) = (raw.original_size.get(), raw.block_count.get());
         let expected = original_size.div_ceil(block_size.get() as u64);
         if count != expected {
-            return Err(ZFileProblem::BlockCount { original_size, count, expected });
+            return Err(ZFileProblem::BlockCount { at: self.at + 48, original_size, count, expected });
         }
         let offset = raw.index_offset.get();
         let end = count.checked_mul(4).and_then(|length| offset.checked_add(length));

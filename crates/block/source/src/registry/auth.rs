@@ -1,4 +1,4 @@
-//! Who we are to a registry: credentials, and the tokens they are traded for.
+//! What credentials are traded for: tokens, which expire.
 
 use std::fmt;
 use std::io;
@@ -11,46 +11,9 @@ use reqwest::RequestBuilder;
 use tokio::sync::Mutex;
 
 use super::error::FetchProblem;
+use super::token::exchange_identity;
 use super::{BlobUrl, RegistryOptions};
-
-/// What a registry knows us by.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Credentials {
-    /// Nobody.
-    Anonymous,
-    /// A user and a password or access token; traded for a bearer token where the registry hands them out.
-    Basic {
-        /// The user's name.
-        username: String,
-        /// The password or access token.
-        password: String,
-    },
-    /// A bearer token to use as it is.
-    Bearer(String),
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anonymous => f.write_str("Anonymous"),
-            Self::Basic { username, .. } => write!(f, "Basic({username}, …)"),
-            Self::Bearer(_) => f.write_str("Bearer(…)"),
-        }
-    }
-}
-
-/// Where credentials are looked up. Asked again whenever the registry refuses what it got, so that changed ones count.
-pub trait CredentialSource: fmt::Debug + Send + Sync {
-    /// Credentials for the blobs below `repo_blob_url`. May block.
-    fn credentials(&self, repo_blob_url: &str) -> io::Result<Credentials>;
-}
-
-/// The same for every registry.
-impl CredentialSource for Credentials {
-    fn credentials(&self, _: &str) -> io::Result<Credentials> {
-        Ok(self.clone())
-    }
-}
+use crate::credentials::{CredentialSource, Credentials};
 
 /// What is sent along with a request.
 #[derive(Clone)]
@@ -75,6 +38,8 @@ impl Proof {
 pub(super) struct Pass {
     pub(super) proof: Proof,
     renewals: u64,
+    /// Why the credentials for a better one could not be had.
+    pub(super) lacking: Option<String>,
 }
 
 /// The current pass to one repository, renewed by one request for all that were refused.
@@ -83,6 +48,9 @@ pub(super) struct Auth {
     repo_blob_url: String,
     reference: Reference,
     client: Client,
+    /// For what `client` can't do.
+    http: reqwest::Client,
+    plain: bool,
     pass: Mutex<Pass>,
 }
 
@@ -91,6 +59,7 @@ impl Auth {
         url: &BlobUrl,
         credentials: Arc<dyn CredentialSource>,
         options: &RegistryOptions,
+        http: reqwest::Client,
     ) -> Result<Self, Box<oci_client::errors::OciDistributionError>> {
         let config = ClientConfig {
             protocol: if url.plain { ClientProtocol::Http } else { ClientProtocol::Https },
@@ -104,7 +73,9 @@ impl Auth {
             repo_blob_url: url.text.clone(),
             reference: Reference::with_tag(url.host.clone(), url.repository.clone(), "latest".into()),
             client: Client::try_from(config).map_err(Box::new)?,
-            pass: Mutex::new(Pass { proof: Proof::Nothing, renewals: 0 }),
+            http,
+            plain: url.plain,
+            pass: Mutex::new(Pass { proof: Proof::Nothing, renewals: 0, lacking: None }),
         })
     }
 
@@ -116,23 +87,42 @@ impl Auth {
     pub(super) async fn renew(&self, refused: &Pass) -> Result<Pass, FetchProblem> {
         let mut pass = self.pass.lock().await;
         if pass.renewals == refused.renewals {
-            let proof = self.prove().await?;
-            *pass = Pass { proof, renewals: pass.renewals + 1 };
+            let (proof, lacking) = self.prove().await?;
+            *pass = Pass { proof, renewals: pass.renewals + 1, lacking };
         }
         Ok(pass.clone())
     }
 
-    async fn prove(&self) -> Result<Proof, FetchProblem> {
+    /// A proof from what the credentials are now. What anybody may read stays readable when they can't be looked up: then
+    /// it is tried without, and the reason is given along.
+    async fn prove(&self) -> Result<(Proof, Option<String>), FetchProblem> {
         let (source, url) = (Arc::clone(&self.credentials), self.repo_blob_url.clone());
-        let credentials = tokio::task::spawn_blocking(move || source.credentials(&url))
-            .await
-            .map_err(io::Error::other)
-            .flatten()
-            .map_err(FetchProblem::Credentials)?;
+        let found = tokio::task::spawn_blocking(move || source.credentials(&url)).await;
+        let (credentials, lacking) = match found.map_err(io::Error::other).flatten() {
+            Ok(credentials) => (credentials, None),
+            Err(error) => {
+                tracing::warn!(url = self.repo_blob_url, %error, "looking up credentials failed, going on without");
+                (Credentials::Anonymous, Some(error.to_string()))
+            }
+        };
+        match self.trade(credentials).await {
+            Ok(proof) => Ok((proof, lacking)),
+            Err(problem) => Err(lacking.map_or(problem, |why| FetchProblem::Credentials(io::Error::other(why)))),
+        }
+    }
+
+    async fn trade(&self, credentials: Credentials) -> Result<Proof, FetchProblem> {
         let auth = match &credentials {
             Credentials::Anonymous => RegistryAuth::Anonymous,
             Credentials::Basic { username, password } => RegistryAuth::Basic(username.clone(), password.clone()),
             Credentials::Bearer(token) => return Ok(Proof::Bearer(token.clone())),
+            Credentials::Identity(identity) => {
+                let scheme = if self.plain { "http" } else { "https" };
+                let registry = format!("{scheme}://{}", self.reference.registry());
+                let traded = exchange_identity(&self.http, &registry, self.reference.repository(), identity).await;
+                let token = traded.map_err(FetchProblem::Identity)?;
+                return Ok(token.map_or(Proof::Nothing, Proof::Bearer));
+            }
         };
         let token = self.client.auth(&self.reference, &auth, RegistryOperation::Pull).await;
         Ok(match (token.map_err(|error| FetchProblem::Token(Box::new(error)))?, credentials) {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use reqwest::StatusCode;
 
+use super::token::ExchangeError;
+
 /// A range of a blob could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("fetch bytes {}..{} of {blob}, attempt {attempts}", range.start, range.end)]
@@ -39,12 +41,15 @@ pub enum FetchProblem {
     /// The registry refuses us, also with a fresh token.
     #[error("the registry refuses access: {0}")]
     Unauthorized(String),
-    /// No credentials could be had.
+    /// No credentials could be had, and the registry refuses us without.
     #[error("look up credentials")]
     Credentials(#[source] io::Error),
     /// No token was given.
     #[error("get a token")]
     Token(#[source] Box<oci_client::errors::OciDistributionError>),
+    /// No token was given for an identity token.
+    #[error("trade an identity token")]
+    Identity(#[source] ExchangeError),
     /// A redirect that leads nowhere we go: without a target, too many, or from https to http.
     #[error("redirect refused: {0}")]
     Redirect(String),
@@ -94,6 +99,7 @@ impl FetchProblem {
             Self::Token(error) => {
                 matches!(**error, oci_client::errors::OciDistributionError::RequestError(_))
             }
+            Self::Identity(error) => matches!(error, ExchangeError::Request(_)),
             Self::Unauthorized(_)
             | Self::Credentials(_)
             | Self::Redirect(_)

@@ -4,6 +4,7 @@ mod auth;
 mod error;
 mod range;
 mod retry;
+mod token;
 
 use std::io;
 use std::ops::Range;
@@ -15,10 +16,11 @@ use reqwest::{Client, Url, redirect};
 use tokio::sync::Semaphore;
 
 use self::auth::Auth;
-pub use self::auth::{CredentialSource, Credentials};
 pub use self::error::{FetchError, FetchProblem};
 use self::range::{Answer, Place};
 use self::retry::Retry;
+pub use self::token::{ExchangeError, exchange_identity};
+use crate::credentials::CredentialSource;
 use crate::network::Network;
 
 const USER_AGENT: &str = concat!("aenv/", env!("CARGO_PKG_VERSION"));
@@ -120,14 +122,12 @@ impl Registry {
     ) -> Result<Self, RegistryUrlError> {
         use_ring();
         let url = BlobUrl::parse(repo_blob_url).ok_or_else(|| RegistryUrlError::Url(repo_blob_url.to_owned()))?;
-        let client = Client::builder()
-            .user_agent(USER_AGENT)
+        let client = client_builder(&options)
             .redirect(redirect::Policy::none()) // followed by hand, without our proof
-            .connect_timeout(options.connect_timeout)
-            .read_timeout(options.read_timeout)
             .build()
             .map_err(|error| RegistryUrlError::Client(error.into()))?;
-        let auth = Auth::new(&url, credentials, &options).map_err(|error| RegistryUrlError::Client(error))?;
+        let http = client_builder(&options).build().map_err(|error| RegistryUrlError::Client(error.into()))?;
+        let auth = Auth::new(&url, credentials, &options, http).map_err(|error| RegistryUrlError::Client(error))?;
         let requests = Semaphore::new(MAX_REQUESTS);
         let shared = Arc::new(Shared { repo_blob_url: url.text, client, auth, options, requests });
         Ok(Self { network, shared })
@@ -164,6 +164,10 @@ impl Registry {
         let url = Url::parse(&name).map_err(|_| bad())?;
         Ok(Fetch { shared: Arc::clone(&self.shared), name, url, place: Place::default(), size })
     }
+}
+
+fn client_builder(options: &RegistryOptions) -> reqwest::ClientBuilder {
+    Client::builder().user_agent(USER_AGENT).connect_timeout(options.connect_timeout).read_timeout(options.read_timeout)
 }
 
 /// A blob's length could not be found out.

@@ -75,6 +75,9 @@ pub(super) async fn ask(
         pass = auth.renew(&pass).await?;
         response = get(client, url, &range, &pass.proof).await?;
         if is_refusal(response.status()) {
+            if let Some(why) = pass.lacking {
+                return Err(FetchProblem::Credentials(std::io::Error::other(why)));
+            }
             let status = response.status();
             return Err(FetchProblem::Unauthorized(format!("HTTP status {status}: {}", words(response).await)));
         }

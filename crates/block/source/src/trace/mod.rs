@@ -2,9 +2,11 @@
 
 mod file;
 mod record;
+mod session;
 
 pub use self::file::{ReadTraceError, TraceProblem};
 pub use self::record::TraceRecorder;
+pub use self::session::{RecordTraceError, TraceRecording, TraceUse};
 
 /// A trace has no more accesses than this: 24 MiB of file. Recording ends there, and longer files are refused.
 pub const MAX_ACCESSES: usize = 1 << 20;

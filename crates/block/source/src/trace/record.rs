@@ -121,6 +121,10 @@ impl Source for Recorded {
         Ok(())
     }
 
+    fn gap(&self) -> u64 {
+        self.source.gap()
+    }
+
     fn forget(&self, offset: u64, length: u64) {
         self.source.forget(offset, length);
     }
