@@ -4,17 +4,19 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 /// The algorithms that the OCI image specification registers and that are in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Algorithm {
     Sha256,
     Sha512,
 }
 
 /// A digest whose text is known to be well-formed, so that it may name a file.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Digest {
     algorithm: Algorithm,
     hex: String,
@@ -48,6 +50,21 @@ impl Digest {
         hasher.update(data);
         hasher.finish()
     }
+
+    /// A SHA-256 that was computed elsewhere.
+    pub(crate) fn from_sha256(bytes: [u8; 32]) -> Self {
+        Self { algorithm: Algorithm::Sha256, hex: hex::encode(bytes) }
+    }
+
+    /// As part of a file's name: `ALGORITHM-HEX`.
+    pub(crate) fn dashed(&self) -> String {
+        format!("{}-{}", self.algorithm_name(), self.hex)
+    }
+
+    /// What [`Self::dashed`] made.
+    pub(crate) fn from_dashed(name: &str) -> Option<Self> {
+        name.replacen('-', ":", 1).parse().ok()
+    }
 }
 
 impl FromStr for Digest {
@@ -65,6 +82,20 @@ impl FromStr for Digest {
             return Err(refuse());
         }
         Ok(Self { algorithm, hex: hex.to_owned() })
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = ParseDigestError;
+
+    fn try_from(text: String) -> Result<Self, ParseDigestError> {
+        text.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
     }
 }
 
@@ -139,5 +170,12 @@ mod tests {
         {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_digest_is_told_from_the_name_of_its_file() {
+        let digest = Digest::of(b"x");
+        assert_eq!(Digest::from_dashed(&digest.dashed()), Some(digest));
+        assert_eq!(Digest::from_dashed("sha256-zz"), None);
     }
 }

@@ -3,11 +3,15 @@
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 
+use aenv_block_client::{BlockdError, DeviceConfigError};
 use aenv_model::Bytes;
 use oci_client::errors::OciDistributionError;
 
+use crate::cache::CacheError;
+use crate::convert::ConvertError;
+use crate::digest::Digest;
+use crate::source::LayerError;
 use crate::unpack::UnpackError;
 
 /// What a caller can do about an [`ImportError`].
@@ -17,10 +21,12 @@ pub enum ImportErrorKind {
     NotFound,
     /// The registry wants other credentials.
     Unauthorized,
-    /// The node's configuration forbids this registry.
+    /// The node's configuration forbids this registry, or images of this kind.
     NotAllowed,
     /// The image is for another architecture or operating system.
     WrongArchitecture,
+    /// The image is of a kind that can't be used here.
+    Unsupported,
     /// The image is damaged, malicious or no container image.
     Invalid,
     /// The disk is full, or would be.
@@ -33,6 +39,23 @@ pub enum ImportErrorKind {
     Cancelled,
     /// The host failed.
     Io,
+}
+
+impl ImportErrorKind {
+    /// Whether the request asked for what it can't have: another image, other credentials or another configuration of the
+    /// node would help, and the same request again would not.
+    #[must_use]
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Self::NotFound
+            | Self::Unauthorized
+            | Self::NotAllowed
+            | Self::WrongArchitecture
+            | Self::Unsupported
+            | Self::Invalid => true,
+            Self::NoSpace | Self::Registry | Self::NotPermitted | Self::Cancelled | Self::Io => false,
+        }
+    }
 }
 
 /// Why an image could not be imported.
@@ -62,6 +85,34 @@ pub enum ImportError {
         registry: String,
         /// The list, in words.
         allowed: String,
+    },
+    /// Found, and would have to be converted.
+    #[error(
+        "image {image} is not made of overlaybd blobs, and this node converts no others (convert_standard_oci is false)"
+    )]
+    NoConversion {
+        /// What was asked for.
+        image: String,
+    },
+    /// A layer of overlaybd's can't be opened where it is.
+    #[error("open layer {number} ({digest}) of image {image}")]
+    NativeLayer {
+        /// What was asked for.
+        image: String,
+        /// Counted from 1, the lowest.
+        number: usize,
+        /// Its blob.
+        digest: Digest,
+        /// What is wrong with it.
+        source: LayerError,
+    },
+    /// Of a kind that can't be used here.
+    #[error("image {image} is not supported: {problem}")]
+    Unsupported {
+        /// What was asked for.
+        image: String,
+        /// Which layer it is, and why.
+        problem: String,
     },
     /// For another machine.
     #[error("image {image} is for {found}, this node runs {wanted}")]
@@ -123,11 +174,41 @@ pub enum ImportError {
     /// The caller cancelled.
     #[error("the import was cancelled")]
     Cancelled,
-    /// A tool that makes the file system failed.
-    #[error("make the root file system")]
-    Tool {
+    /// The empty file system that all images lie on could not be made.
+    #[error("make the base file system for image {image}")]
+    Base {
+        /// What was asked for.
+        image: String,
         /// What happened.
-        source: ToolError,
+        source: ConvertError,
+    },
+    /// What was unpacked of a layer could not be made a layer of the cache.
+    #[error("convert layer {number} of image {image}")]
+    Convert {
+        /// What was asked for.
+        image: String,
+        /// Counted from 1, the lowest.
+        number: usize,
+        /// What happened.
+        source: ConvertError,
+    },
+    /// The image cache does not do what was asked of it.
+    #[error("use the image cache")]
+    Cache {
+        /// Why.
+        source: CacheError,
+    },
+    /// The storage daemon does not do what was asked of it.
+    #[error("ask the storage daemon")]
+    Daemon {
+        /// Why.
+        source: BlockdError,
+    },
+    /// What a device is made of could not be written down.
+    #[error("write what the image's devices are made of")]
+    Target {
+        /// Why.
+        source: DeviceConfigError,
     },
     /// The host failed.
     #[error("{doing} {path}")]
@@ -141,48 +222,6 @@ pub enum ImportError {
     },
 }
 
-/// Why an external program failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ToolError {
-    /// It could not be started.
-    #[error("start {tool} (package e2fsprogs)")]
-    Start {
-        /// The program.
-        tool: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// It failed.
-    #[error("{tool}: {status}: {words}")]
-    Failed {
-        /// The program.
-        tool: String,
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said.
-        words: String,
-    },
-}
-
-impl ToolError {
-    fn words(&self) -> &str {
-        match self {
-            Self::Start { .. } => "",
-            Self::Failed { words, .. } => words,
-        }
-    }
-
-    /// Whether the file system inside the image had no room for the files.
-    pub(crate) fn image_was_full(&self) -> bool {
-        self.words().contains("Could not allocate")
-    }
-
-    /// Whether the host's file system had no room for the image. Tools tell it by their words only.
-    pub(crate) fn disk_was_full(&self) -> bool {
-        self.words().contains("No space left on device") || self.words().contains("Disk quota exceeded")
-    }
-}
-
 impl ImportError {
     /// What a caller can do about it.
     #[must_use]
@@ -190,14 +229,21 @@ impl ImportError {
         match self {
             Self::NotFound { .. } => ImportErrorKind::NotFound,
             Self::Unauthorized { .. } => ImportErrorKind::Unauthorized,
-            Self::NotAllowed { .. } => ImportErrorKind::NotAllowed,
+            Self::NotAllowed { .. } | Self::NoConversion { .. } => ImportErrorKind::NotAllowed,
+            Self::Unsupported { .. } => ImportErrorKind::Unsupported,
             Self::WrongArchitecture { .. } => ImportErrorKind::WrongArchitecture,
             Self::Invalid { .. } => ImportErrorKind::Invalid,
             Self::NoSpace { .. } => ImportErrorKind::NoSpace,
             Self::Unreachable { .. } | Self::Registry { .. } => ImportErrorKind::Registry,
+            Self::NativeLayer { source, .. } => source.kind(),
             Self::NotRoot => ImportErrorKind::NotPermitted,
             Self::Cancelled => ImportErrorKind::Cancelled,
-            Self::Tool { .. } | Self::Io { .. } => ImportErrorKind::Io,
+            Self::Base { .. }
+            | Self::Convert { .. }
+            | Self::Cache { .. }
+            | Self::Daemon { .. }
+            | Self::Target { .. }
+            | Self::Io { .. } => ImportErrorKind::Io,
             Self::Layer { source, .. } => match source {
                 UnpackError::Malformed { .. }
                 | UnpackError::Refused { .. }
@@ -230,10 +276,18 @@ impl ImportError {
     /// An error of the host about a file. A full disk is its own case.
     pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
-            let free = crate::workspace::free_space(path.parent().unwrap_or(path)).ok();
+            let free = crate::space::free_space(path.parent().unwrap_or(path)).ok();
             return Self::NoSpace { doing: format!("{doing} {}", path.display()), free };
         }
         Self::Io { doing, path: path.to_owned(), source }
+    }
+
+    /// What devices are made of could not be written down. A full disk is its own case.
+    pub(crate) fn target(source: DeviceConfigError) -> Self {
+        match source {
+            DeviceConfigError::Write { path, source } => Self::io("write", &path, source),
+            source => Self::Target { source },
+        }
     }
 
     /// Whether the same may succeed when it is tried again at once.

@@ -15,29 +15,36 @@
 //! Registries, archives and layers are strangers: sizes are bounded, digests verified, and no path leads out of the
 //! tree that is unpacked.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod archive;
+mod cache;
 mod compression;
+mod convert;
 mod credentials;
 mod digest;
 mod error;
 mod ext4;
 mod image_config;
 mod importer;
+mod inspect;
 mod metered;
 mod progress;
 mod reference;
 mod source;
+mod space;
 mod unpack;
-mod workspace;
 
+pub use cache::{CacheConfig, CacheError, Collected, GcConfig, ImageCache, LeaseKind, Usage, WatermarkError};
+pub use convert::{ConvertError, DEVICE_PREFIX};
 pub use credentials::Credentials;
 pub use digest::{Digest, ParseDigestError};
-pub use error::{ImportError, ImportErrorKind, ToolError};
-pub use ext4::{DiskSize, LABEL};
+pub use error::{ImportError, ImportErrorKind};
+pub use ext4::LABEL;
 pub use image_config::ImageConfig;
 pub use importer::{Imported, Importer, ImporterConfig};
+pub use inspect::{ImageInfo, LayerInfo, NativeInfo};
 pub use progress::Progress;
 pub use reference::{ImageReference, ParsePrefixError, ParseReferenceError, RegistryImage, RegistryPrefix};
+pub use source::LayerError;
 pub use unpack::UnpackError;

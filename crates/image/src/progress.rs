@@ -30,6 +30,27 @@ pub enum Progress {
         /// Compressed bytes of the layer.
         total_bytes: Bytes,
     },
-    /// Making the root file system.
+    /// A layer was converted before, on the same layers below.
+    Cached {
+        /// Which.
+        index: usize,
+        /// How many the image has.
+        total: usize,
+    },
+    /// Somebody else is converting a layer that this image has too; waiting for the result.
+    Waiting {
+        /// Which.
+        index: usize,
+        /// How many the image has.
+        total: usize,
+    },
+    /// Writing a layer into the cache. The next one is unpacked meanwhile.
+    Committing {
+        /// Which.
+        index: usize,
+        /// How many the image has.
+        total: usize,
+    },
+    /// Making the empty file system that all images lie on: once for all of them.
     Building,
 }

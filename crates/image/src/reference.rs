@@ -70,6 +70,10 @@ impl FromStr for ImageReference {
             return Ok(Self::DockerArchive { path, tag });
         }
         let parsed: Reference = text.parse().map_err(|error: oci_client::ParseError| refuse(error.to_string()))?;
+        // The parser lets them pass in a first component, which may have been a host.
+        if parsed.repository().bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return Err(refuse("a name must be in lower case".to_owned()));
+        }
         let (tag, digest) = (parsed.tag().map(str::to_owned), parsed.digest().map(str::to_owned));
         let (registry, repository) = match has_host(text) {
             true => (Some(parsed.registry().to_owned()), parsed.repository().to_owned()),
@@ -100,7 +104,7 @@ fn split_tag(text: &str) -> Result<(PathBuf, Option<String>), &'static str> {
 /// Whether the first component is a host rather than part of a name: the rule that docker made.
 fn has_host(text: &str) -> bool {
     let Some((first, _)) = text.split_once('/') else { return false };
-    first == "localhost" || first.contains(['.', ':']) || first.chars().any(|c| c.is_ascii_uppercase())
+    first == "localhost" || first.contains(['.', ':'])
 }
 
 impl fmt::Display for ImageReference {
@@ -144,7 +148,11 @@ impl RegistryImage {
     /// The full references that this one may stand for, in the order they are tried.
     pub(crate) fn candidates(&self, search: &[RegistryPrefix]) -> Vec<Reference> {
         let complete = |prefix: &str| {
-            let text = RegistryImage { registry: Some(prefix.to_owned()), ..self.clone() }.to_string();
+            let mut complete = RegistryImage { registry: Some(prefix.to_owned()), ..self.clone() };
+            if complete.digest.is_some() {
+                complete.tag = None;
+            }
+            let text = complete.to_string();
             // The parser knows Docker Hub's `library/`. Parts that were parsed once only fail it by being too long.
             text.parse::<Reference>().ok()
         };
@@ -239,7 +247,15 @@ mod tests {
         assert_eq!(candidates("index.docker.io/x/y"), ["docker.io/x/y:latest"]);
         assert_eq!(candidates("localhost:5000/x"), ["localhost:5000/x:latest"]);
         let digest = format!("sha256:{}", "0".repeat(64));
-        assert_eq!(candidates(&format!("quay.io/x:1@{digest}")), [format!("quay.io/x:1@{digest}")]);
+        assert_eq!(candidates(&format!("quay.io/x@{digest}")), [format!("quay.io/x@{digest}")]);
+    }
+
+    #[test]
+    fn a_digest_goes_before_a_tag() {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        assert_eq!(candidates(&format!("quay.io/x:1@{digest}")), [format!("quay.io/x@{digest}")]);
+        let short = [format!("docker.io/library/x@{digest}"), format!("ghcr.io/our-team/x@{digest}")];
+        assert_eq!(candidates(&format!("x:1@{digest}")), short);
     }
 
     #[test]
@@ -262,7 +278,25 @@ mod tests {
 
     #[test]
     fn what_names_no_image_is_refused() {
-        for text in ["", "Ubuntu", "a b", "x:", "oci:", "oci::tag", "oci:/x:", "x@sha256:00", "https://docker.io/x"] {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        let doubled = format!("x@{digest}@{digest}");
+        for text in [
+            "",
+            "Ubuntu",
+            "A/b",
+            "a b",
+            "x:",
+            "x@",
+            "a.io/x:",
+            "a.io/x@",
+            "a.io/",
+            "x:@",
+            &doubled,
+            &format!("x:@{digest}"),
+        ] {
+            assert!(text.parse::<ImageReference>().is_err(), "{text}");
+        }
+        for text in ["oci:", "oci::tag", "oci:/x:", "x@sha256:00", "https://docker.io/x"] {
             assert!(text.parse::<ImageReference>().is_err(), "{text}");
         }
     }
@@ -272,7 +306,10 @@ mod tests {
         for text in ["docker.io", " ghcr.io/ ", "localhost:5000", "ghcr.io/a/b"] {
             assert!(text.parse::<RegistryPrefix>().is_ok(), "{text}");
         }
-        for text in ["", "name", "https://docker.io", "docker.io/a:1", "docker.io/a@sha256:0", "docker.io/A B"] {
+        assert_eq!(" ghcr.io/a// ".parse::<RegistryPrefix>().unwrap().to_string(), "ghcr.io/a");
+        for text in
+            ["", "/", "name", "Name", "https://docker.io", "docker.io/a:1", "docker.io/a@sha256:0", "docker.io/A B"]
+        {
             assert!(text.parse::<RegistryPrefix>().is_err(), "{text}");
         }
     }

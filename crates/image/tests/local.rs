@@ -2,12 +2,12 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 
-use aenv_image::{ImportErrorKind, Importer, Progress};
+use aenv_image::{ImportErrorKind, Progress};
 use aenv_model::Bytes;
-use common::{Bench, Ext4, Image, Tar, gzip, root, sha256};
+use common::{Bench, Image, OWNER, Tar, gzip, sha256};
 use tar::EntryType;
 use tokio_util::sync::CancellationToken;
 
@@ -57,24 +57,22 @@ fn legacy_archive(images: &[(&Image, &[&str])]) -> Tar {
     tar
 }
 
-#[track_caller]
-fn assert_nothing_left(bench: &Bench) {
-    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
-    assert!(!bench.target().exists());
-}
-
 async fn failure(bench: &Bench, reference: &str) -> (ImportErrorKind, String) {
     let error = bench.import(reference).await.unwrap_err();
-    assert_nothing_left(bench);
+    bench.assert_nothing_left().await;
+    assert!(!bench.target().exists() && !bench.is_leased());
     (error.kind(), error.report())
+}
+
+#[test]
+#[ignore = "run by tests that import"]
+fn the_daemon_of_a_test() {
+    common::be_a_daemon();
 }
 
 #[tokio::test]
 async fn a_layout_becomes_a_root_file_system() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let layout = bench.dir.path().join("layout");
     two_layers().write_layout(&layout, "v1");
     let seen = Mutex::new(Vec::new());
@@ -84,8 +82,10 @@ async fn a_layout_becomes_a_root_file_system() {
     assert_eq!(imported.config.env, ["PATH=/bin"]);
     assert_eq!(imported.config.user.as_deref(), Some("me"));
     assert_eq!(imported.digest, sha256(&two_layers().parts().1));
-    assert_eq!(std::fs::metadata(bench.target()).unwrap().len(), imported.size.get());
-    let ext4 = Ext4(bench.target());
+    let size = aenv_block_device::BlockDevice::size(&bench.stack());
+    assert_eq!((imported.size, size), (Bytes::gib(1), Bytes::gib(1)));
+    assert!(bench.is_leased());
+    let ext4 = bench.ext4();
     ext4.assert_clean();
     assert_eq!(ext4.cat("/bin/hello"), b"new");
     assert!(!ext4.exists("/etc/gone"));
@@ -93,17 +93,15 @@ async fn a_layout_becomes_a_root_file_system() {
     assert_eq!(ext4.cat("/srv/b"), b"b");
     let seen = seen.into_inner().unwrap();
     assert_eq!(seen.first(), Some(&Progress::Resolving));
-    assert_eq!(seen.last(), Some(&Progress::Building));
+    assert_eq!(seen[1], Progress::Building, "once for all images");
+    assert!(seen.contains(&Progress::Committing { index: 1, total: 2 }), "{seen:?}");
     assert!(seen.iter().any(|step| matches!(step, Progress::Unpacking { index: 1, total: 2, .. })), "{seen:?}");
-    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+    bench.assert_nothing_left().await;
 }
 
 #[tokio::test]
 async fn the_file_system_holds_everything_exactly() {
-    if !root() {
-        return;
-    }
-    let mut bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let capability = [1u8, 0, 0, 2, 0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut tar = Tar::default();
     let mut top = Tar::header(EntryType::Directory, "./", 0o750);
@@ -131,10 +129,10 @@ async fn the_file_system_holds_everything_exactly() {
     tar.pax(&[("GNU.sparse.size", b"104857600"), ("GNU.sparse.map", b"52428800,4096")]).append(holes, &[9; 4096]);
     let layout = bench.dir.path().join("layout");
     Image::of([tar.finish()]).write_layout(&layout, "x");
-    bench.config.disk.minimum = Bytes::mib(24);
-    let imported = bench.import(&format!("oci:{}", layout.display())).await.unwrap();
-    assert!(imported.size < Bytes::mib(40), "{}: holes take no space", imported.size);
-    let ext4 = Ext4(bench.target());
+    bench.import(&format!("oci:{}", layout.display())).await.unwrap();
+    let size = bench.device().lowers[1].size.unwrap();
+    assert!(size < 2 << 20, "{size}: holes take no space");
+    let ext4 = bench.ext4();
     ext4.assert_clean();
     let stat = |path: &str, key: &str| ext4.stat(path, key);
     assert_eq!((stat("/", "Mode"), stat("/", "User"), stat("/", "Group")), ("0750".into(), "70000".into(), "9".into()));
@@ -158,15 +156,11 @@ async fn the_file_system_holds_everything_exactly() {
     let superblock = ext4.ask("stats -h");
     assert!(superblock.contains("aenv-root"), "{superblock}");
     assert!(!superblock.contains("orphan_file"), "{superblock}");
-    assert!(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(bench.target()).unwrap()) < 4096, "sparse");
 }
 
 #[tokio::test]
 async fn a_docker_archive_is_read_plain_or_compressed() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let plain = legacy_archive(&[(&two_layers(), &["hello:v1"])]).finish();
     let file = bench.dir.path().join("saved.tar");
     for bytes in [plain.clone(), gzip(&plain), zstd::encode_all(plain.as_slice(), 1).unwrap()] {
@@ -174,17 +168,14 @@ async fn a_docker_archive_is_read_plain_or_compressed() {
         let imported = bench.import(&format!("docker-archive:{}", file.display())).await.unwrap();
         assert_eq!(imported.digest, sha256(&two_layers().file()), "the configuration's, as docker's image id");
         assert_eq!(imported.config.working_dir.as_deref(), Some("/srv"));
-        assert_eq!(Ext4(bench.target()).cat("/bin/hello"), b"new");
+        assert_eq!(bench.ext4().cat("/bin/hello"), b"new");
     }
-    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+    bench.assert_nothing_left().await;
 }
 
 #[tokio::test]
 async fn of_an_archive_of_several_images_the_tag_chooses() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let shared = two_layers();
     let mut second = Image::of([shared.layers[0].clone(), one_file(b"second").layers[0].clone()]);
     second.config = serde_json::json!({});
@@ -193,11 +184,11 @@ async fn of_an_archive_of_several_images_the_tag_chooses() {
     for tag in ["b:3", "2", "quay.io/b:2"] {
         // A tag with slashes can't be told from a path in the text form.
         let reference = aenv_image::ImageReference::DockerArchive { path: file.clone(), tag: Some(tag.to_owned()) };
-        let importer = Importer::new(bench.config.clone());
-        importer.import(&reference, None, &bench.target(), &|_| {}, CancellationToken::new()).await.unwrap();
-        assert_eq!(Ext4(bench.target()).cat("/f"), b"second");
-        assert_eq!(Ext4(bench.target()).cat("/bin/hello"), b"old", "a layer that is a link to another image's");
-        std::fs::remove_file(bench.target()).unwrap();
+        let (importer, target) = (bench.importer(), bench.target());
+        importer.import(&reference, None, &target, OWNER, &|_| {}, CancellationToken::new()).await.unwrap();
+        assert_eq!(bench.ext4().cat("/f"), b"second");
+        assert_eq!(bench.ext4().cat("/bin/hello"), b"old", "a layer that is a link to another image's");
+        bench.forget();
     }
     for tag in ["", ":c", ":4"] {
         let (kind, text) = failure(&bench, &format!("docker-archive:{}{tag}", file.display())).await;
@@ -208,16 +199,13 @@ async fn of_an_archive_of_several_images_the_tag_chooses() {
 
 #[tokio::test]
 async fn an_archive_that_is_a_layout_is_read_as_one() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let file = bench.dir.path().join("oci.tar");
     std::fs::write(&file, archive(&two_layers().layout("v1"))).unwrap();
     for tag in ["", ":v1"] {
         let imported = bench.import(&format!("docker-archive:{}{tag}", file.display())).await.unwrap();
         assert_eq!(imported.digest, sha256(&two_layers().parts().1));
-        assert_eq!(Ext4(bench.target()).cat("/srv/b"), b"b");
+        assert_eq!(bench.ext4().cat("/srv/b"), b"b");
     }
     // Docker since 25 writes both, the layers under the names of blobs.
     let mut both = two_layers().layout("v1");
@@ -228,15 +216,12 @@ async fn an_archive_that_is_a_layout_is_read_as_one() {
     both.push(("manifest.json".into(), serde_json::to_vec(&entry).unwrap()));
     std::fs::write(&file, archive(&both)).unwrap();
     bench.import(&format!("docker-archive:{}:hello:v1", file.display())).await.unwrap();
-    assert_eq!(Ext4(bench.target()).cat("/srv/b"), b"b");
+    assert_eq!(bench.ext4().cat("/srv/b"), b"b");
 }
 
 #[tokio::test]
 async fn what_is_not_there_is_not_found() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let layout = bench.dir.path().join("layout");
     two_layers().write_layout(&layout, "v1");
     let empty = bench.dir.path().join("empty");
@@ -255,10 +240,7 @@ async fn what_is_not_there_is_not_found() {
 
 #[tokio::test]
 async fn damage_is_told_from_absence() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let layout = bench.dir.path().join("layout");
     let reference = format!("oci:{}", layout.display());
     let blob = |data: &[u8]| layout.join("blobs").join(sha256(data).replace(':', "/"));
@@ -289,10 +271,7 @@ async fn damage_is_told_from_absence() {
 
 #[tokio::test]
 async fn a_layer_that_is_not_the_configurations_is_refused() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let mut swapped = two_layers();
     let file = bench.dir.path().join("swapped.tar");
     let config = swapped.file();
@@ -308,10 +287,7 @@ async fn a_layer_that_is_not_the_configurations_is_refused() {
 
 #[tokio::test]
 async fn another_architecture_is_refused_with_both_named() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let mut image = one_file(b"");
     image.architecture = "riscv64".into();
     let file = bench.dir.path().join("saved.tar");
@@ -323,10 +299,7 @@ async fn another_architecture_is_refused_with_both_named() {
 
 #[tokio::test]
 async fn a_failed_import_leaves_the_target_as_it_was() {
-    if !root() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::start().await else { return };
     let layout = bench.dir.path().join("layout");
     Image::of([Tar::default().file("../escape", b"").finish()]).write_layout(&layout, "x");
     std::fs::write(bench.target(), "before").unwrap();
@@ -334,15 +307,12 @@ async fn a_failed_import_leaves_the_target_as_it_was() {
     assert_eq!(error.kind(), ImportErrorKind::Invalid);
     assert!(error.report().contains("parent directory"), "{}", error.report());
     assert_eq!(std::fs::read(bench.target()).unwrap(), b"before");
-    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
+    bench.assert_nothing_left().await;
 }
 
 #[tokio::test]
 async fn an_image_larger_than_allowed_is_refused() {
-    if !root() {
-        return;
-    }
-    let mut bench = Bench::new();
+    let Some(mut bench) = Bench::start().await else { return };
     bench.config.max_unpacked = Bytes::mib(1);
     let layout = bench.dir.path().join("layout");
     one_file(&vec![0; 2 << 20]).write_layout(&layout, "x");
@@ -351,100 +321,12 @@ async fn an_image_larger_than_allowed_is_refused() {
     assert!(text.contains("more than 1.0 MiB"), "{text}");
 }
 
-#[tokio::test]
-async fn sweeping_removes_what_a_killed_import_left_and_nothing_else() {
-    let bench = Bench::new();
-    let work = &bench.config.work_dir;
-    let importer = Importer::new(bench.config.clone());
-    assert_eq!(importer.sweep().unwrap(), [] as [PathBuf; 0], "no work directory yet");
-    std::fs::create_dir_all(work.join("import-abc/root/etc")).unwrap();
-    std::fs::create_dir_all(work.join("something")).unwrap();
-    std::fs::write(work.join("import-file"), "").unwrap();
-    assert_eq!(importer.sweep().unwrap(), [work.join("import-abc")]);
-    assert!(work.join("something").exists() && work.join("import-file").exists());
-}
-
-/// A small file system of its own, unmounted when dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    /// `None`, said aloud, where mounting isn't allowed.
-    fn mount(size: &str) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let options = std::ffi::CString::new(format!("size={size}")).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("none", dir.path(), "tmpfs", flags, options.as_c_str()) {
-            Ok(()) => Some(Self(dir)),
-            Err(error) => {
-                eprintln!("skipped: mounting a tmpfs failed: {error}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-#[tokio::test]
-async fn a_full_disk_is_told_as_such_and_nothing_is_left() {
-    if !root() {
-        return;
-    }
-    let Some(disk) = SmallDisk::mount("18m") else { return };
-    let mut bench = Bench::new();
-    let layout = bench.dir.path().join("layout");
-    bench.config.work_dir = disk.0.path().join("work");
-    let target = disk.0.path().join("rootfs.ext4");
-    let importer = Importer::new(bench.config.clone());
-    // One that is seen while unpacking, one before the file system is made, and one that nobody foresees.
-    for megabytes in [20, 10, 6] {
-        let content = vec![1; megabytes << 20];
-        let _ = std::fs::remove_dir_all(&layout);
-        one_file(&content).write_layout(&layout, "x");
-        let filler = disk.0.path().join("filler");
-        let grow = filler.clone();
-        // In the last case the space goes while the import runs.
-        let tell = move |step: Progress| {
-            if step == Progress::Building && megabytes == 6 {
-                std::fs::write(&grow, vec![1; 3 << 20]).unwrap();
-            }
-        };
-        let reference = format!("oci:{}", layout.display()).parse().unwrap();
-        let error = importer.import(&reference, None, &target, &tell, CancellationToken::new()).await.unwrap_err();
-        assert_eq!(error.kind(), ImportErrorKind::NoSpace, "{megabytes}: {}", error.report());
-        assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
-        assert!(!target.exists());
-        let _ = std::fs::remove_file(filler);
-    }
-    one_file(b"fits").write_layout(&layout, "y");
-    let reference = format!("oci:{}:y", layout.display()).parse().unwrap();
-    importer.import(&reference, None, &target, &|_| {}, CancellationToken::new()).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_target_on_another_file_system_is_refused_at_once() {
-    if !root() {
-        return;
-    }
-    let Some(disk) = SmallDisk::mount("1m") else { return };
-    let bench = Bench::new();
-    let importer = Importer::new(bench.config.clone());
-    let reference = "oci:/not/looked/at".parse().unwrap();
-    let target = disk.0.path().join("x");
-    let error = importer.import(&reference, None, &target, &|_| {}, CancellationToken::new()).await.unwrap_err();
-    assert_eq!(error.kind(), ImportErrorKind::Io);
-    assert_eq!(bench.leftovers(), [] as [PathBuf; 0]);
-}
-
 /// Runs the ignored test below as nobody.
 #[test]
 fn anyone_but_root_is_told_so_at_once() {
     use std::os::unix::process::CommandExt;
-    if !root() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, to become nobody");
         return;
     }
     // A copy where nobody may read it; the build directory is root's on some machines.
@@ -469,7 +351,7 @@ async fn as_nobody() {
         eprintln!("skipped: only of use to the test that runs it");
         return;
     }
-    let (kind, text) = failure(&Bench::new(), "oci:/not/looked/at").await;
-    assert_eq!(kind, ImportErrorKind::NotPermitted);
-    assert!(text.contains("needs root"), "{text}");
+    let error = Bench::new().import("oci:/not/looked/at").await.unwrap_err();
+    assert_eq!(error.kind(), ImportErrorKind::NotPermitted);
+    assert!(error.report().contains("needs root"), "{}", error.report());
 }

@@ -7,9 +7,9 @@ mod registry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use aenv_image::{Credentials, ImportError, ImportErrorKind, Imported, Importer, Progress};
+use aenv_image::{Credentials, ImportError, ImportErrorKind, Imported, Progress};
 use base64::Engine as _;
-use common::{Bench, Ext4, Image, Tar, host_architecture, root, sha256};
+use common::{Bench, Image, OWNER, Tar, host_architecture, sha256};
 use registry::{Answer, Front, PASSWORD, Registry};
 use tokio_util::sync::CancellationToken;
 
@@ -21,26 +21,30 @@ fn hello() -> Image {
 }
 
 async fn import_as(bench: &Bench, reference: &str, credentials: Credentials) -> Result<Imported, ImportError> {
-    let importer = Importer::new(bench.config.clone());
-    let cancel = CancellationToken::new();
-    importer.import(&reference.parse().unwrap(), Some(credentials), &bench.target(), &|_| {}, cancel).await
+    let (importer, cancel) = (bench.importer(), CancellationToken::new());
+    let reference = reference.parse().unwrap();
+    importer.import(&reference, Some(credentials), &bench.target(), OWNER, &|_| {}, cancel).await
 }
 
 fn me(password: &str) -> Credentials {
     Credentials::Basic { username: "me".into(), password: password.into() }
 }
 
-#[track_caller]
-fn assert_nothing_left(bench: &Bench) {
-    assert_eq!(bench.leftovers(), [] as [std::path::PathBuf; 0]);
-    assert!(!bench.target().exists());
+async fn assert_nothing_left(bench: &Bench) {
+    bench.assert_nothing_left().await;
+    assert!(!bench.target().exists() && !bench.is_leased());
+}
+
+#[test]
+#[ignore = "run by tests that import"]
+fn the_daemon_of_a_test() {
+    common::be_a_daemon();
 }
 
 #[tokio::test]
 async fn an_image_is_pulled_by_tag_by_digest_and_by_short_name() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     let digest = registry.push("team/hello:v1", &hello()).await;
-    let mut bench = Bench::new();
     let layers = std::sync::Mutex::new([0u64; 2]);
     let tell = |step: Progress| {
         if let Progress::Layer { index, total: 2, done_bytes, total_bytes } = step {
@@ -53,7 +57,7 @@ async fn an_image_is_pulled_by_tag_by_digest_and_by_short_name() {
     assert_eq!(imported.digest, digest);
     assert_eq!(imported.config.cmd, ["/bin/hello"]);
     assert_eq!(layers.into_inner().unwrap(), [0, 0], "every layer's last report is that it is here");
-    let ext4 = Ext4(bench.target());
+    let ext4 = bench.ext4();
     ext4.assert_clean();
     assert_eq!(ext4.cat("/bin/hello"), b"hello");
     assert!(!ext4.exists("/old"));
@@ -61,14 +65,13 @@ async fn an_image_is_pulled_by_tag_by_digest_and_by_short_name() {
     bench.config.search_registries =
         vec![registry.host.parse().unwrap(), format!("{}/team", registry.host).parse().unwrap()];
     assert_eq!(bench.import("hello:v1").await.unwrap().digest, digest);
-    assert_eq!(bench.leftovers(), [] as [std::path::PathBuf; 0]);
+    bench.assert_nothing_left().await;
 }
 
 #[tokio::test]
 async fn what_the_registry_does_not_have_is_not_found_in_its_words() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("there:v1", &hello()).await;
-    let mut bench = Bench::new();
     for (name, words) in [("there:v2", "MANIFEST_UNKNOWN: manifest unknown"), ("gone:v1", "MANIFEST_UNKNOWN")] {
         let error = bench.import(&format!("{}/{name}", registry.host)).await.unwrap_err();
         assert_eq!(error.kind(), ImportErrorKind::NotFound, "{}", error.report());
@@ -79,14 +82,13 @@ async fn what_the_registry_does_not_have_is_not_found_in_its_words() {
     let error = bench.import("gone").await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::NotFound);
     assert!(error.to_string().contains(&format!("{}/a/gone:latest", registry.host)), "all places are named: {error}");
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
 }
 
 #[tokio::test]
 async fn registries_that_are_not_allowed_are_not_asked() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
-    let mut bench = Bench::new();
     let reference = format!("{}/hello:v1", registry.host);
     for (allowed, kind) in [(vec![], false), (vec!["127.0.0.1".to_owned()], false), (vec![registry.host.clone()], true)]
     {
@@ -100,7 +102,7 @@ async fn registries_that_are_not_allowed_are_not_asked() {
 
 #[tokio::test]
 async fn of_an_index_this_machines_image_is_taken_and_no_other() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     let mut other = hello();
     other.architecture = "s390x".into();
     let (mine, theirs) = (registry.push("x:mine", &hello()).await, registry.push("x:theirs", &other).await);
@@ -120,29 +122,27 @@ async fn of_an_index_this_machines_image_is_taken_and_no_other() {
     let both = index(&[(&theirs, "s390x", sizes.1), (&mine, host_architecture(), sizes.0)]);
     registry.push_manifest(&registry.reference("x:both"), both, kind).await;
     registry.push_manifest(&registry.reference("x:none"), index(&[(&theirs, "s390x", sizes.1)]), kind).await;
-    let bench = Bench::new();
     assert_eq!(bench.import(&format!("{}/x:both", registry.host)).await.unwrap().digest, mine);
-    std::fs::remove_file(bench.target()).unwrap();
+    bench.forget();
     for name in ["x:none", "x:theirs"] {
         let error = bench.import(&format!("{}/{name}", registry.host)).await.unwrap_err();
         assert_eq!(error.kind(), ImportErrorKind::WrongArchitecture, "{}", error.report());
         let text = error.to_string();
         assert!(text.contains("linux/s390x") && text.contains(host_architecture()), "{text}");
     }
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
 }
 
 #[tokio::test]
 async fn a_password_is_taken_from_the_caller_or_from_dockers_configuration() {
-    let (true, Some(registry)) = (root(), Registry::start(true).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(true).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
-    let mut bench = Bench::new();
     let reference = format!("{}/hello:v1", registry.host);
     for result in [bench.import(&reference).await, import_as(&bench, &reference, me("wrong")).await] {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ImportErrorKind::Unauthorized, "{}", error.report());
     }
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
     import_as(&bench, &reference, me(PASSWORD)).await.unwrap();
     let config = bench.dir.path().join("config.json");
     let auth = base64::engine::general_purpose::STANDARD.encode(format!("me:{PASSWORD}"));
@@ -187,25 +187,23 @@ async fn token_front(registry: &Registry) -> Front {
 
 #[tokio::test]
 async fn a_bearer_token_is_fetched_where_the_registry_says() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let front = token_front(&registry).await;
-    let bench = Bench::new();
     let reference = format!("{}/hello:v1", front.host);
     let error = bench.import(&reference).await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::Unauthorized);
     assert!(error.to_string().contains("UNAUTHORIZED: who are you"), "{error}");
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
     import_as(&bench, &reference, me(PASSWORD)).await.unwrap();
     import_as(&bench, &reference, Credentials::Bearer("good".into())).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_identity_token_of_dockers_configuration_is_traded_for_an_access_token() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let front = token_front(&registry).await;
-    let mut bench = Bench::new();
     let config = bench.dir.path().join("config.json");
     bench.config.docker_config = Some(config.clone());
     for (identity, good) in [("identity", true), ("expired", false)] {
@@ -223,9 +221,8 @@ async fn an_identity_token_of_dockers_configuration_is_traded_for_an_access_toke
 
 #[tokio::test]
 async fn credentials_for_a_short_name_go_to_the_first_registry_only() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     let second = Front::start(&registry.host, |_| Answer::Pass).await;
-    let mut bench = Bench::new();
     bench.config.search_registries = vec![registry.host.parse().unwrap(), second.host.parse().unwrap()];
     let error = import_as(&bench, "gone", me(PASSWORD)).await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::NotFound);
@@ -236,7 +233,7 @@ async fn credentials_for_a_short_name_go_to_the_first_registry_only() {
 
 #[tokio::test]
 async fn dropping_an_import_leaves_nothing() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let layer = sha256(&hello().parts().0[1]);
     let front = Front::start(&registry.host, move |request| match request.target.contains(&layer) {
@@ -244,7 +241,6 @@ async fn dropping_an_import_leaves_nothing() {
         false => Answer::Pass,
     })
     .await;
-    let bench = Bench::new();
     let unpacking = tokio::sync::Notify::new();
     let tell = |step: Progress| {
         if matches!(step, Progress::Unpacking { .. }) {
@@ -256,17 +252,12 @@ async fn dropping_an_import_leaves_nothing() {
         result = bench.import_with(&reference, &tell, CancellationToken::new()) => panic!("{result:?}"),
         () = unpacking.notified() => {}
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !bench.leftovers().is_empty() {
-        assert!(Instant::now() < deadline, "{:?}", bench.leftovers());
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
 }
 
 #[tokio::test]
 async fn passing_failures_are_passed_over() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let (manifests, blobs) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let front = Front::start(&registry.host, move |request| {
@@ -287,22 +278,20 @@ async fn passing_failures_are_passed_over() {
         }
     })
     .await;
-    let bench = Bench::new();
     bench.import(&format!("{}/hello:v1", front.host)).await.unwrap();
     assert_eq!(front.count("/manifests/"), 3);
     assert_eq!(front.count("/blobs/"), 5, "a configuration and two layers, and two of them once more");
-    Ext4(bench.target()).assert_clean();
+    bench.ext4().assert_clean();
 }
 
 #[tokio::test]
 async fn lasting_failures_end_in_the_registrys_words_when_patience_does() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(mut bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     let front = Front::start(&registry.host, |request| match request.target.contains("/manifests/") {
         true => Answer::Say(502, vec![], "the backend is on fire".into()),
         false => Answer::Pass,
     })
     .await;
-    let mut bench = Bench::new();
     bench.config.patience = Duration::from_secs(1);
     let error = bench.import(&format!("{}/hello:v1", front.host)).await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::Registry);
@@ -311,12 +300,12 @@ async fn lasting_failures_end_in_the_registrys_words_when_patience_does() {
     let error = bench.import("127.0.0.1:1/nobody/listens").await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::Registry);
     assert!(error.report().contains("Connection refused"), "{}", error.report());
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
 }
 
 #[tokio::test]
 async fn a_blob_that_is_not_what_its_digest_says_is_refused() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let layer = sha256(&hello().parts().0[1]);
     for part in [layer, sha256(&hello().file())] {
@@ -325,17 +314,16 @@ async fn a_blob_that_is_not_what_its_digest_says_is_refused() {
             false => Answer::Pass,
         })
         .await;
-        let bench = Bench::new();
         let error = bench.import(&format!("{}/hello:v1", front.host)).await.unwrap_err();
         assert_eq!(error.kind(), ImportErrorKind::Invalid, "{}", error.report());
         assert!(error.to_string().contains("Invalid digest"), "{error}");
-        assert_nothing_left(&bench);
+        assert_nothing_left(&bench).await;
     }
 }
 
 #[tokio::test]
 async fn cancelling_ends_a_pull_that_hangs_and_leaves_nothing() {
-    let (true, Some(registry)) = (root(), Registry::start(false).await) else { return };
+    let (Some(registry), Some(bench)) = (Registry::start(false).await, Bench::start().await) else { return };
     registry.push("hello:v1", &hello()).await;
     let layer = sha256(&hello().parts().0[1]);
     let front = Front::start(&registry.host, move |request| match request.target.contains(&layer) {
@@ -343,7 +331,6 @@ async fn cancelling_ends_a_pull_that_hangs_and_leaves_nothing() {
         false => Answer::Pass,
     })
     .await;
-    let bench = Bench::new();
     let cancel = CancellationToken::new();
     let trigger = cancel.clone();
     // The first layer is unpacked while the second hangs.
@@ -356,5 +343,5 @@ async fn cancelling_ends_a_pull_that_hangs_and_leaves_nothing() {
     let error = bench.import_with(&format!("{}/hello:v1", front.host), &tell, cancel).await.unwrap_err();
     assert_eq!(error.kind(), ImportErrorKind::Cancelled);
     assert!(begun.elapsed() < Duration::from_secs(10));
-    assert_nothing_left(&bench);
+    assert_nothing_left(&bench).await;
 }

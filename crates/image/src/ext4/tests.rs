@@ -1,73 +1,43 @@
+use std::path::Path;
+use std::process::Command;
+
+use aenv_model::Bytes;
+use tokio_util::sync::CancellationToken;
+
 use super::*;
 
-const SMALL: DiskSize = DiskSize { minimum: Bytes::mib(8), slack: Bytes::mib(1) };
+fn asked(image: &Path, request: &str) -> String {
+    let output = Command::new("/usr/sbin/debugfs").args(["-R", request]).arg(image).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
 
-/// A directory to make a file system of; these tests don't need root, as nothing in it belongs to others.
-fn tree(fill: impl Fn(&Path)) -> tempfile::TempDir {
+#[tokio::test]
+async fn the_empty_file_system_is_the_same_each_time_and_takes_little() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("root")).unwrap();
-    fill(&dir.path().join("root"));
-    dir
-}
-
-async fn make(dir: &Path, tally: Tally, size: DiskSize) -> Result<Bytes, ImportError> {
-    build(&dir.join("root"), &dir.join("image"), tally, size, &CancellationToken::new()).await
-}
-
-#[tokio::test]
-async fn small_files_find_room_and_inodes() {
-    let dir = tree(|root| {
-        for number in 0..3000 {
-            std::fs::write(root.join(format!("a-file-of-no-great-size-{number}")), "x").unwrap();
-        }
-    });
-    let blocks = 3000 + 1 + 3000 * 40 / 3584;
-    let size = make(dir.path(), Tally { inodes: 3001, blocks }, SMALL).await.unwrap();
-    assert!(size < Bytes::mib(24), "{size}");
+    let images = ["a", "b"].map(|name| dir.path().join(name));
+    for image in &images {
+        mkfs(image, Bytes::gib(1), &CancellationToken::new()).await.unwrap();
+    }
+    assert!(std::fs::read(&images[0]).unwrap() == std::fs::read(&images[1]).unwrap());
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&images[0]).unwrap());
+    assert!(blocks * 512 < 6 << 20, "{} KiB", blocks / 2);
+    let superblock = asked(&images[0], "stats");
+    assert!(superblock.contains("aenv-root") && superblock.contains("resize_inode"), "{superblock}");
+    assert!(!superblock.contains("has_journal") && !superblock.contains("metadata_csum"), "{superblock}");
+    let groups = Command::new("/usr/sbin/dumpe2fs").arg(&images[0]).output().unwrap().stdout;
+    let groups = String::from_utf8_lossy(&groups);
+    assert_eq!(groups.matches("ITABLE_ZEROED").count(), 8, "no kernel has anything left to clear: {groups}");
+    let checked = Command::new("/usr/sbin/e2fsck").arg("-fn").arg(&images[0]).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 #[tokio::test]
-async fn a_plan_that_was_too_small_is_corrected() {
-    let dir = tree(|root| std::fs::write(root.join("large"), vec![1; 13 << 20]).unwrap());
-    let nothing = Tally { inodes: 2, blocks: 1 };
-    let planned = SMALL.plan(nothing).size;
-    let size = make(dir.path(), nothing, SMALL).await.unwrap();
-    assert!(size > planned, "{size}");
-    assert_eq!(std::fs::metadata(dir.path().join("image")).unwrap().len(), size.get());
-}
-
-#[tokio::test]
-async fn what_can_not_fit_is_an_error_in_the_tools_words() {
-    let dir = tree(|root| std::fs::write(root.join("large"), vec![1; 60 << 20]).unwrap());
-    let error = make(dir.path(), Tally { inodes: 2, blocks: 1 }, SMALL).await.unwrap_err();
-    assert!(error.report().contains("Could not allocate"), "{}", error.report());
-}
-
-#[tokio::test]
-async fn a_cancelled_build_ends() {
-    let dir = tree(|_| {});
+async fn what_the_tool_says_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = mkfs(&dir.path().join("small"), Bytes::kib(4), &CancellationToken::new()).await.unwrap_err();
+    assert!(error.to_string().contains("mke2fs"), "{error}");
     let cancel = CancellationToken::new();
     cancel.cancel();
-    let error = build(&dir.path().join("root"), &dir.path().join("image"), Tally::default(), SMALL, &cancel).await;
-    assert!(matches!(error, Err(ImportError::Cancelled)), "{error:?}");
-}
-
-#[tokio::test]
-async fn a_complaint_of_debugfs_is_a_failure_though_it_exits_with_success() {
-    let dir = tree(|_| {});
-    make(dir.path(), Tally::default(), SMALL).await.unwrap();
-    let mut debugfs = tool("debugfs");
-    debugfs.args(["-w", "-f", "-"]).arg(dir.path().join("image"));
-    let script = "set_inode_field /missing mode 0644\n".to_owned();
-    let result = run(debugfs, Some(script), &CancellationToken::new()).await;
-    assert!(matches!(result, Err(Failure::Tool(ToolError::Failed { .. }))));
-}
-
-#[test]
-fn sizes_grow_with_content_and_slack_and_never_fall_below_the_minimum() {
-    let size = DiskSize { minimum: Bytes::gib(1), slack: Bytes::mib(256) };
-    assert_eq!(size.plan(Tally { inodes: 10, blocks: 10 }).size, Bytes::gib(1));
-    let large = size.plan(Tally { inodes: 100_000, blocks: 1 << 20 });
-    assert!(large.size > Bytes::mib(4096 + 256) && large.size < Bytes::gib(5), "{large:?}");
-    assert_eq!(large.journal, Bytes::mib(64));
+    let error = mkfs(&dir.path().join("x"), Bytes::gib(1), &cancel).await.unwrap_err();
+    assert!(matches!(error, MkfsError::Cancelled), "{error}");
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::layout::resolve_in;
 use super::manifest::invalid;
 use super::slice::Slice;
-use super::{Blob, Files, MAX_METADATA, Resolved, assemble};
+use super::{Blob, Content, Files, MAX_METADATA, Resolved, read_config};
 use crate::archive::{Kind, Members};
 use crate::compression::decompress;
 use crate::digest::Digest;
@@ -81,7 +81,10 @@ pub(crate) fn resolve(
         let digest = name.strip_prefix("blobs/").and_then(|name| name.replacen('/', ":", 1).parse().ok());
         blobs.push(Blob::Local { slice, digest });
     }
-    assemble(image, Digest::of(&file), &file, blobs)
+    let digest = Digest::of(&file);
+    let file = read_config(image, &file)?;
+    let content = Content::standard(image, &file, blobs)?;
+    Ok(Resolved { digest, file, content })
 }
 
 fn pick(image: &str, mut entries: Vec<Entry>, tag: Option<&str>) -> Result<Entry, ImportError> {

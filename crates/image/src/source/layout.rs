@@ -4,14 +4,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Descriptor, Manifest, choose, invalid};
+use super::manifest::{Descriptor, MAX_NESTING, Manifest, choose, invalid};
 use super::slice::Slice;
-use super::{Blob, Files, MAX_METADATA, Resolved, assemble};
+use super::{Blob, Content, Files, MAX_METADATA, Resolved, read_config};
 use crate::digest::Digest;
 use crate::error::ImportError;
-
-/// Indexes may lie in indexes; nobody nests them deeper than this.
-const MAX_NESTING: usize = 4;
 
 /// A layout in a folder.
 #[derive(Debug)]
@@ -53,10 +50,11 @@ pub(super) fn resolve_in(files: &dyn Files, image: &str, tag: Option<&str>) -> R
         let data = metadata(files, image, &descriptor)?;
         match Manifest::parse(image, &data)? {
             Manifest::Index(entries) => descriptor = choose(image, &entries)?,
-            Manifest::Image { config, layers } => {
-                let file = metadata(files, image, &config)?;
-                let blobs = layers.iter().map(|layer| local(files, image, layer)).collect::<Result<_, _>>()?;
-                return assemble(image, digest, &file, blobs);
+            Manifest::Image(manifest) => {
+                let file = read_config(image, &metadata(files, image, &manifest.config)?)?;
+                let blob = |layer: &Descriptor| local(files, image, layer);
+                let content = Content::of(image, &manifest, &file, &blob, None)?;
+                return Ok(Resolved { digest, file, content });
             }
         }
     }

@@ -16,13 +16,8 @@ pub(super) const ACCEPTED: &[&str] = &[
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
-/// What a layer's media type begins with. What follows is the compression, which the bytes tell better.
-const LAYERS: &[&str] = &[
-    "application/vnd.oci.image.layer.v1.tar",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar",
-    "application/vnd.docker.image.rootfs.diff.tar",
-    "application/vnd.docker.image.rootfs.foreign.diff.tar",
-];
+/// Indexes may lie in indexes; nobody nests them deeper than this.
+pub(super) const MAX_NESTING: usize = 4;
 /// The annotation that holds a tag in a layout's index.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -34,6 +29,8 @@ pub(crate) struct Descriptor {
     pub(crate) media_type: String,
     pub(crate) digest: String,
     pub(crate) size: u64,
+    #[serde(default)]
+    pub(super) artifact_type: Option<String>,
     #[serde(default)]
     platform: Option<Platform>,
     #[serde(default)]
@@ -48,7 +45,15 @@ impl Descriptor {
 
     /// The tag that a layout's index gives it.
     pub(super) fn tag(&self) -> Option<&str> {
-        self.annotations.as_ref()?.get(REF_NAME).map(String::as_str)
+        self.annotation(REF_NAME)
+    }
+
+    pub(super) fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    pub(super) fn annotation_keys(&self) -> impl Iterator<Item = &str> {
+        self.annotations.iter().flatten().map(|(key, _)| key.as_str())
     }
 }
 
@@ -99,21 +104,32 @@ impl fmt::Display for Platform {
 /// What a manifest's bytes are.
 #[derive(Debug)]
 pub(super) enum Manifest {
-    Image { config: Descriptor, layers: Vec<Descriptor> },
+    Image(ImageManifest),
     Index(Vec<Descriptor>),
+}
+
+/// One image's parts.
+#[derive(Debug)]
+pub(crate) struct ImageManifest {
+    /// What the image is made for, if not for the usual.
+    pub(super) artifact_type: Option<String>,
+    pub(super) config: Descriptor,
+    /// Lowest first.
+    pub(super) layers: Vec<Descriptor>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Raw {
     schema_version: Option<u32>,
+    artifact_type: Option<String>,
     config: Option<Descriptor>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
 }
 
 impl Manifest {
-    /// Reads a manifest or index. Layers and configuration are checked to be those of a container image.
+    /// Reads a manifest or index. What the layers are is not looked at: see [`classify`](super::kind::classify).
     pub(super) fn parse(image: &str, data: &[u8]) -> Result<Self, ImportError> {
         let raw: Raw = serde_json::from_slice(data)
             .map_err(|error| invalid(image, format!("its manifest is malformed: {error}")))?;
@@ -125,19 +141,15 @@ impl Manifest {
         }
         match raw {
             Raw { manifests: Some(manifests), layers: None, .. } => Ok(Self::Index(manifests)),
-            Raw { config: Some(config), layers: Some(layers), manifests: None, .. } => {
+            Raw { config: Some(config), layers: Some(layers), manifests: None, artifact_type, .. } => {
                 for layer in &layers {
-                    let kind = &layer.media_type;
-                    if !LAYERS.iter().any(|known| kind.starts_with(known)) || kind.contains("encrypted") {
-                        return Err(invalid(image, format!("a layer of media type {kind:?} holds no files to unpack")));
-                    }
                     layer.digest(image)?;
                 }
                 config.digest(image)?;
                 if config.size > MAX_METADATA {
                     return Err(invalid(image, format!("its configuration takes {} bytes", config.size)));
                 }
-                Ok(Self::Image { config, layers })
+                Ok(Self::Image(ImageManifest { artifact_type, config, layers }))
             }
             _ => Err(invalid(image, "its manifest is neither an image nor an index".into())),
         }
@@ -146,16 +158,13 @@ impl Manifest {
 
 /// The manifest of an index that this machine runs. Attestations and the like are for no platform.
 pub(super) fn choose(image: &str, manifests: &[Descriptor]) -> Result<Descriptor, ImportError> {
+    // Whatever an index says of its only entry, the image's configuration says it too.
+    if let [only] = manifests {
+        return Ok(only.clone());
+    }
     let host = Platform::host();
     if let Some(found) = manifests.iter().find(|entry| entry.platform.as_ref() == Some(&host)) {
         return Ok(found.clone());
-    }
-    // An index need not say; then the image's configuration will.
-    let unsaid: Vec<_> = manifests.iter().filter(|entry| entry.platform.is_none()).collect();
-    if let [only] = unsaid[..]
-        && manifests.len() == 1
-    {
-        return Ok(only.clone());
     }
     let mut found: Vec<String> =
         manifests.iter().filter_map(|entry| Some(entry.platform.as_ref()?.to_string())).collect();
@@ -202,23 +211,26 @@ mod tests {
     }
 
     #[test]
-    fn only_container_images_pass() {
-        let manifest = |layer: &str| {
-            format!(
-                r#"{{"schemaVersion":2,"config":{{"mediaType":"c","digest":"{DIGEST}","size":2}},
-                "layers":[{{"mediaType":"{layer}","digest":"{DIGEST}","size":3}}]}}"#
-            )
-        };
-        for good in ["application/vnd.oci.image.layer.v1.tar+zstd", "application/vnd.docker.image.rootfs.diff.tar.gzip"]
-        {
-            assert!(matches!(Manifest::parse("x", manifest(good).as_bytes()), Ok(Manifest::Image { .. })), "{good}");
+    fn the_only_entry_is_taken_as_it_is() {
+        assert_eq!(choose("x", &index(&["linux/s390x"])).unwrap().digest, DIGEST);
+        let bare = serde_json::from_value(serde_json::json!({"digest": DIGEST, "size": 1})).unwrap();
+        assert_eq!(choose("x", &[bare]).unwrap().digest, DIGEST);
+    }
+
+    #[test]
+    fn what_is_neither_image_nor_index_is_refused() {
+        let descriptor = format!(r#"{{"mediaType":"c","digest":"{DIGEST}","size":2}}"#);
+        let image = format!(r#"{{"schemaVersion":2,"config":{descriptor},"layers":[{descriptor}]}}"#);
+        assert!(matches!(Manifest::parse("x", image.as_bytes()), Ok(Manifest::Image(_))));
+        for bad in [
+            r#"{"schemaVersion":1,"fsLayers":[]}"#,
+            "{}",
+            "[]",
+            &format!(r#"{{"schemaVersion":2,"config":{descriptor}}}"#),
+            &image.replace(DIGEST, "sha256:0"),
+            &image.replace(r#""size":2"#, r#""size":5000000"#),
+        ] {
+            assert!(Manifest::parse("x", bad.as_bytes()).is_err(), "{bad}");
         }
-        for bad in
-            ["application/vnd.cncf.helm.chart.content.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar+encrypted"]
-        {
-            assert!(Manifest::parse("x", manifest(bad).as_bytes()).is_err(), "{bad}");
-        }
-        assert!(Manifest::parse("x", br#"{"schemaVersion":1,"fsLayers":[]}"#).is_err());
-        assert!(Manifest::parse("x", b"{}").is_err());
     }
 }

@@ -34,6 +34,10 @@ impl Slice {
         &self.path
     }
 
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
@@ -42,6 +46,24 @@ impl Slice {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.offset))?;
         Ok(BufReader::with_capacity(128 << 10, file.take(self.length)))
+    }
+
+    /// Whether it is all of its file.
+    pub(crate) fn is_whole(&self) -> io::Result<bool> {
+        Ok(self.offset == 0 && std::fs::metadata(&self.path)?.len() == self.length)
+    }
+
+    /// Writes all bytes to `out`. `pass` is asked before each piece.
+    pub(crate) fn copy(&self, out: &mut impl io::Write, mut pass: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+        let mut input = self.open()?;
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            pass()?;
+            match input.read(&mut buffer)? {
+                0 => return Ok(()),
+                n => out.write_all(&buffer[..n])?,
+            }
+        }
     }
 
     /// All bytes, which must be at most `limit`.

@@ -15,6 +15,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
+    /// The same, where `free` bytes are free now.
+    pub(crate) fn with_free(self, free: Bytes) -> Self {
+        Self { free: Bytes(self.used.saturating_add(free.get())), ..self }
+    }
+
     /// At most `limit` bytes in `max_entries` members, and no more than the `free` bytes of the file system.
     pub(crate) fn new(limit: Bytes, free: Bytes, max_entries: u64) -> Self {
         Self { limit, free, used: 0, max_entries, entries: 0 }

@@ -7,7 +7,8 @@
 //!   first pass over the archive and applied before anything of this layer is unpacked.
 //! * A directory that replaces something else does so in that first step too, so that no member is unpacked
 //!   through a symbolic link that the same layer takes away.
-//! * Directory times are set once, when all layers are in: unpacking into a directory changes them.
+//! * Directory times are set last: unpacking into a directory changes them. One that a layer does not list keeps the
+//!   time that it had below.
 //!
 //! Nothing is ever followed out of the root: see [`tree`].
 
@@ -95,31 +96,28 @@ impl UnpackError {
     }
 }
 
-/// What the unpacked tree amounts to: the measure of the file system to be made of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    /// Files of every kind, each hard link counted once.
-    pub(crate) inodes: u64,
-    /// Blocks of 4 KiB that data, directories and long links take.
-    pub(crate) blocks: u64,
-}
-
 /// A directory that layers are applied to, lowest first.
 pub(crate) struct Unpacker {
     tree: Tree,
     budget: Budget,
     cancel: CancellationToken,
-    layers: usize,
+    /// Whether nothing lies below the next layer.
+    lowest: bool,
     buffer: Vec<u8>,
 }
 
 impl Unpacker {
-    /// Begins with the empty directory `root`.
+    /// Begins with the directory `root`, which holds the layers below already, or nothing if `lowest`.
     ///
     /// Blocking, as all of this type is.
-    pub(crate) fn new(root: &Path, budget: Budget, cancel: CancellationToken) -> Result<Self, UnpackError> {
+    pub(crate) fn new(
+        root: &Path,
+        lowest: bool,
+        budget: Budget,
+        cancel: CancellationToken,
+    ) -> Result<Self, UnpackError> {
         let tree = Tree::open(root).map_err(|error| UnpackError::io("open", &EntryPath::root(), error))?;
-        Ok(Self { tree, budget, cancel, layers: 0, buffer: vec![0; 128 << 10] })
+        Ok(Self { tree, budget, cancel, lowest, buffer: vec![0; 128 << 10] })
     }
 
     /// Applies the next layer. `open` gives its uncompressed bytes from the start, and is called once or twice;
@@ -129,12 +127,13 @@ impl Unpacker {
         diff_id: &Digest,
         mut open: impl FnMut() -> io::Result<R>,
     ) -> Result<(), UnpackError> {
+        self.tree.name_aside(format!(".removed-{}", &diff_id.hex()[..32]));
         // The lowest layer has nothing below that it could take away.
-        if self.layers > 0 {
+        if !self.lowest {
             let plan = Plan::read(open().map_err(UnpackError::reading)?, &self.cancel)?;
             plan.apply(&mut self.tree)?;
         }
-        self.layers += 1;
+        self.lowest = false;
         let input = open().map_err(|source| UnpackError::Malformed { source })?;
         let mut members = Members::new(Digesting::new(input, diff_id.algorithm()));
         while let Some(member) = self.check(members.next())? {
@@ -152,9 +151,10 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Settles what can only be settled at the end, and measures the tree.
-    pub(crate) fn finish(self) -> Result<Tally, UnpackError> {
-        self.tree.finish(&self.cancel)
+    /// Settles what can only be settled at the end, and gives back what may still be unpacked elsewhere.
+    pub(crate) fn finish(self) -> Result<Budget, UnpackError> {
+        self.tree.finish(&self.cancel)?;
+        Ok(self.budget)
     }
 
     fn check<T>(&self, result: io::Result<T>) -> Result<T, UnpackError> {
@@ -167,8 +167,8 @@ impl Unpacker {
 
 #[cfg(test)]
 #[path = "../../tests/common/layer.rs"]
-mod layer;
+pub(crate) mod layer;
 #[cfg(test)]
-mod model_tests;
+pub(crate) mod model_tests;
 #[cfg(test)]
 mod tests;

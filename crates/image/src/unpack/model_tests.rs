@@ -13,7 +13,7 @@ use super::*;
 type State = BTreeMap<String, Option<u8>>;
 
 #[derive(Debug, Clone)]
-enum Change {
+pub(crate) enum Change {
     File(u8),
     Directory,
     Whiteout,
@@ -73,7 +73,7 @@ fn apply(changes: &[(String, Change)], state: &mut State) {
     }
 }
 
-fn written(changes: &[(String, Change)]) -> Vec<u8> {
+pub(crate) fn written(changes: &[(String, Change)]) -> Vec<u8> {
     let mut tar = Tar::default();
     for (path, change) in changes {
         match change {
@@ -104,7 +104,7 @@ fn found(root: &Path, folder: &str, state: &mut State) {
 }
 
 /// One layer, in any order. A path is changed once; a file has nothing below it in its own layer.
-fn layer() -> impl Strategy<Value = Vec<(String, Change)>> {
+pub(crate) fn layer() -> impl Strategy<Value = Vec<(String, Change)>> {
     let change = prop_oneof![
         4 => any::<u8>().prop_map(Change::File),
         3 => Just(Change::Directory),
@@ -139,17 +139,16 @@ proptest! {
         }
         let root = tempfile::tempdir().unwrap();
         let budget = Budget::new(Bytes::mib(1), Bytes::mib(1), 1000);
-        let mut unpacker = Unpacker::new(root.path(), budget, CancellationToken::new()).unwrap();
+        let mut unpacker = Unpacker::new(root.path(), true, budget, CancellationToken::new()).unwrap();
         let mut expected = State::new();
         for changes in &layers {
             let bytes = written(changes);
             unpacker.apply(&sha256(&bytes).parse().unwrap(), || Ok(bytes.as_slice())).unwrap();
             apply(changes, &mut expected);
         }
-        let tally = unpacker.finish().unwrap();
+        unpacker.finish().unwrap();
         let mut state = State::new();
         found(root.path(), "", &mut state);
-        prop_assert_eq!(tally.inodes, state.len() as u64 + 1);
         prop_assert_eq!(state, expected);
     }
 }

@@ -68,7 +68,7 @@ impl Unpacker {
         if member.extents.is_some() {
             fs::ftruncate(&file, member.size).map_err(|e| UnpackError::io("set the length of", path, e))?;
         }
-        dress_open(&file, member).map_err(|(doing, e)| UnpackError::io(doing, path, e))?;
+        dress_open(&file, member).map_err(|problem| undressed(path, problem))?;
         let time = timestamps(member);
         fs::futimens(&file, &time).map_err(|e| UnpackError::io("set the time of", path, e))
     }
@@ -127,9 +127,9 @@ impl Unpacker {
     }
 
     fn dress_directory(&mut self, path: &EntryPath, member: &Member, dir: &OwnedFd) -> Result<(), UnpackError> {
-        dress_open(dir, member).map_err(|(doing, e)| UnpackError::io(doing, path, e))?;
+        dress_open(dir, member).map_err(|problem| undressed(path, problem))?;
         let stat = fs::fstat(dir).map_err(|e| UnpackError::io("look at", path, e))?;
-        self.tree.note_time(&stat, member.mtime);
+        self.tree.note_time(&stat, path, member.mtime);
         Ok(())
     }
 
@@ -153,12 +153,9 @@ impl Unpacker {
         {
             return Ok(()); // a link to itself, or made before
         }
-        // The target may lie in the very directory that gives way to the link; then it is gone.
-        let link = |dir: &OwnedFd| match fs::linkat(&*from, target_name, dir, name, AtFlags::empty()) {
-            Err(Errno::NOENT) => Ok(false),
-            result => result.map(|()| true),
-        };
-        if self.replacing(path, parent, name, link)? { Ok(()) } else { Err(missing()) }
+        // Should the target lie in the very directory that gives way to the link, it is still there, aside.
+        let link = |dir: &OwnedFd| fs::linkat(&*from, target_name, dir, name, AtFlags::empty());
+        self.replacing(path, parent, name, link)
     }
 
     fn special(
@@ -209,7 +206,7 @@ impl Unpacker {
             at.extend_from_slice(name);
             for (key, value) in &member.xattrs {
                 fs::lsetxattr(at.as_slice(), key.as_slice(), value, XattrFlags::empty())
-                    .map_err(|e| UnpackError::io("set an extended attribute of", path, e))?;
+                    .map_err(|error| undressed(path, (SET_XATTRS, error)))?;
             }
         }
         fs::utimensat(parent, name, &timestamps(member), AtFlags::SYMLINK_NOFOLLOW)
@@ -241,7 +238,19 @@ fn dress_open(file: &OwnedFd, member: &Member) -> Result<(), (&'static str, Errn
     fs::fchown(file, Some(Uid::from_raw(member.uid)), Some(Gid::from_raw(member.gid)))
         .map_err(|e| ("set the owner of", e))?;
     fs::fchmod(file, Mode::from_raw_mode(member.mode)).map_err(|e| ("set the mode of", e))?;
-    set_xattrs(file, member).map_err(|e| ("set the extended attributes of", e))
+    set_xattrs(file, member).map_err(|e| (SET_XATTRS, e))
+}
+
+const SET_XATTRS: &str = "set the extended attributes of";
+
+/// Why a file could not be given what belongs to it. An inode and a block hold all attributes of one file, or they don't.
+fn undressed(path: &EntryPath, (doing, error): (&'static str, Errno)) -> UnpackError {
+    match error {
+        Errno::NOSPC | Errno::TOOBIG | Errno::RANGE if doing == SET_XATTRS => {
+            refused(path, "its extended attributes are more than the file system holds for one file")
+        }
+        error => UnpackError::io(doing, path, error),
+    }
 }
 
 /// Makes the attributes exactly those of the member: a directory of a lower layer has its own, and an access control

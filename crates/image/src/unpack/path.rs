@@ -55,6 +55,11 @@ impl EntryPath {
         Ok(Self(parts))
     }
 
+    /// The components.
+    pub(super) fn parts(&self) -> &[Vec<u8>] {
+        &self.0
+    }
+
     /// The directory's components and the last one; `None` for the root.
     pub(super) fn split(&self) -> Option<(&[Vec<u8>], &[u8])> {
         let (name, parents) = self.0.split_last()?;

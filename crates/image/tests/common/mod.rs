@@ -1,25 +1,25 @@
 //! Images made by hand, and a look into the file systems made of them.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
+mod daemon;
 mod layer;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use aenv_image::{DiskSize, ImportError, Imported, Importer, ImporterConfig, Progress};
+use aenv_block_client::{BlockdClient, DeviceConfig};
+use aenv_block_overlaybd::{LocalFile, Stack, export};
+use aenv_image::{CacheConfig, ImageCache, ImportError, Imported, Importer, ImporterConfig, LeaseKind, Progress};
 use aenv_model::Bytes;
 use tokio_util::sync::CancellationToken;
 
+#[allow(unused_imports, reason = "each test program uses its part")]
+pub use self::daemon::{Blockd, able, be_a_daemon};
 pub use self::layer::{Tar, gzip, sha256};
 
-/// Whether a test that needs root may run; says so if not.
-pub fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs root, as importing does");
-    }
-    root
-}
+/// Who imports for in these tests.
+pub const OWNER: &str = "build";
 
 /// A whole image: uncompressed layers and what the configuration says beside them.
 pub struct Image {
@@ -99,22 +99,50 @@ impl Image {
 
 /// A temporary home for imports.
 pub struct Bench {
-    pub dir: tempfile::TempDir,
     pub config: ImporterConfig,
+    pub cache: ImageCache,
+    /// Ends before its directory.
+    pub daemon: Option<Blockd>,
+    pub dir: tempfile::TempDir,
 }
 
 impl Bench {
+    /// One without a daemon, which is enough to look at images.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = ImporterConfig::new(dir.path().join("work"));
-        config.disk = DiskSize { minimum: Bytes::mib(8), slack: Bytes::mib(4) };
-        config.docker_config = Some(dir.path().join("no-docker-config"));
-        config.patience = std::time::Duration::from_secs(5);
-        Self { dir, config }
+        let config = ImporterConfig {
+            docker_config: Some(dir.path().join("no-docker-config")),
+            virtual_size: Bytes::gib(1),
+            patience: std::time::Duration::from_secs(5),
+            ..ImporterConfig::default()
+        };
+        let cache = ImageCache::open(&dir.path().join("cache"), "test", CacheConfig::default()).unwrap();
+        Self { config, cache, daemon: None, dir }
+    }
+
+    /// One to import with; `None`, said aloud, where that is not possible.
+    pub async fn start() -> Option<Self> {
+        if !able() {
+            return None;
+        }
+        let mut bench = Self::new();
+        bench.daemon = Some(Blockd::start(&bench.dir.path().join("daemon"), "the_daemon_of_a_test").await);
+        Some(bench)
+    }
+
+    pub fn client(&self) -> BlockdClient {
+        match &self.daemon {
+            Some(daemon) => daemon.client.clone(),
+            None => BlockdClient::new(self.dir.path().join("no-daemon")),
+        }
+    }
+
+    pub fn importer(&self) -> Importer {
+        Importer::new(self.config.clone(), self.cache.clone(), self.client())
     }
 
     pub fn target(&self) -> PathBuf {
-        self.dir.path().join("rootfs.ext4")
+        self.dir.path().join("image.json")
     }
 
     pub async fn import(&self, reference: &str) -> Result<Imported, ImportError> {
@@ -127,15 +155,72 @@ impl Bench {
         progress: &(dyn Fn(Progress) + Send + Sync),
         cancel: CancellationToken,
     ) -> Result<Imported, ImportError> {
-        let importer = Importer::new(self.config.clone());
-        importer.import(&reference.parse().unwrap(), None, &self.target(), progress, cancel).await
+        let reference = reference.parse().unwrap();
+        self.importer().import(&reference, None, &self.target(), OWNER, progress, cancel).await
     }
 
-    /// What imports have left besides their target.
-    pub fn leftovers(&self) -> Vec<PathBuf> {
-        std::fs::read_dir(&self.config.work_dir)
-            .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
-            .unwrap_or_default()
+    /// What the target says a device is made of.
+    pub fn device(&self) -> DeviceConfig {
+        DeviceConfig::load(&self.target()).unwrap()
+    }
+
+    /// Digests of the target's layers, lowest first.
+    pub fn digests(&self) -> Vec<String> {
+        self.device().lowers.into_iter().map(|lower| lower.digest.unwrap()).collect()
+    }
+
+    /// The layers of the target, as a device has them.
+    pub fn stack(&self) -> Stack {
+        let open = |lower: &aenv_block_client::Lower| {
+            let path = lower.file.as_deref().expect("a file");
+            Arc::new(LocalFile::open(path).unwrap()) as Arc<dyn aenv_block_overlaybd::Source>
+        };
+        Stack::open(self.device().lowers.iter().map(open)).unwrap()
+    }
+
+    /// The file system that the target's layers make.
+    pub fn ext4(&self) -> Ext4 {
+        let path = self.dir.path().join("exported.ext4");
+        drop(std::fs::File::create(&path).unwrap());
+        export(&self.stack(), &LocalFile::open_writable(&path).unwrap(), &mut |_| true).unwrap();
+        Ext4(path)
+    }
+
+    /// Forgets what was imported.
+    pub fn forget(&self) {
+        let _ = std::fs::remove_file(self.target());
+        self.cache.release_blocking(LeaseKind::Template, OWNER).unwrap();
+    }
+
+    /// What imports have left besides layers: work, locks, leases of operations, devices.
+    pub async fn leftovers(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for dir in ["staging", "locks", "leases/operation"] {
+            let entries = std::fs::read_dir(self.cache.root().join(dir)).unwrap();
+            found.extend(entries.map(|entry| entry.unwrap().path().display().to_string()));
+        }
+        if let Some(daemon) = &self.daemon {
+            found.extend(daemon.client.list().await.unwrap().into_iter().map(|device| device.name));
+        }
+        found
+    }
+
+    /// Nothing is left at last: what is cancelled cleans up by itself.
+    pub async fn assert_nothing_left(&self) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        loop {
+            let found = self.leftovers().await;
+            if found.is_empty() {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "{found:?}");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Whether the import's owner has a lease.
+    pub fn is_leased(&self) -> bool {
+        self.cache.root().join("leases/template").join(format!("{OWNER}.json")).exists()
     }
 }
 

@@ -1,5 +1,5 @@
 //! A real registry (Debian's `docker-registry`) for one test, and a front for it that misbehaves on demand.
-#![allow(unreachable_pub, reason = "the test program uses it all, from outside")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part, from outside")]
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -215,8 +215,10 @@ async fn serve(
         }
         Answer::Pass | Answer::Cut(_) | Answer::Corrupt => {
             let mut ask = reqwest::Client::new().get(format!("http://{upstream}{}", request.target));
-            if let Some(accept) = request.headers.get("accept") {
-                ask = ask.header("accept", accept);
+            for name in ["accept", "range"] {
+                if let Some(value) = request.headers.get(name) {
+                    ask = ask.header(name, value);
+                }
             }
             let response = ask.send().await.map_err(std::io::Error::other)?;
             let headers: Vec<(String, String)> = response
