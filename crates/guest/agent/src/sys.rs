@@ -53,6 +53,16 @@ pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a mounted ext4 file system `blocks` of its blocks long; `root` is any directory of it.
+///
+/// Needs CAP_SYS_RESOURCE. Errors: `EPERM` also for one that has errors, `EOPNOTSUPP` for layouts that only grow unmounted.
+pub(crate) fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
+    const EXT4_IOC_RESIZE_FS: ioctl::Opcode = ioctl::opcode::write::<u64>(b'f', 16);
+    // SAFETY: EXT4_IOC_RESIZE_FS reads one u64.
+    unsafe { ioctl::ioctl(root, ioctl::Setter::<EXT4_IOC_RESIZE_FS, u64>::new(blocks)) }?;
+    Ok(())
+}
+
 /// Sets an interface's address (`SIOCSIFADDR`), netmask (`SIOCSIFNETMASK`) or flags (`SIOCSIFFLAGS`): one `struct ifreq`.
 pub(crate) fn set_interface<const REQUEST: ioctl::Opcode>(socket: impl AsFd, request: libc::ifreq) -> io::Result<()> {
     // SAFETY: the SIOCSIF* requests read one ifreq; `request` is a whole, initialised one.

@@ -9,7 +9,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use aenv_model::Bytes;
 use serde::{Deserialize, Serialize};
+
+use crate::VmmIdentity;
 
 /// Environment variable with the machine's name.
 pub(crate) const NAME_MARK: &str = "AENV_MACHINE_NAME";
@@ -28,6 +31,32 @@ pub struct MachineRecord {
     pub start_time: u64,
     /// The machine's private directory, as in its environment.
     pub work_dir: PathBuf,
+    /// What [`Vmm::adopt`](crate::Vmm::adopt) needs beyond the process. `None` for a process that was merely found: its
+    /// environment is the VMM's own to change, and a VMM that its guest took over must not name files to us.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<Attachment>,
+}
+
+/// What surrounds a machine's process, as its spec said when it was started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// The VMM that runs; one that is started today may be another.
+    pub vmm: VmmIdentity,
+    /// The serial console's log.
+    pub serial_log: PathBuf,
+    /// Most bytes the serial log may occupy.
+    pub serial_log_limit: Bytes,
+    /// The image guest memory is a private mapping of.
+    pub memory_image: PathBuf,
+}
+
+impl MachineRecord {
+    /// Whether both mean the same process of the same machine, whatever else they tell.
+    #[must_use]
+    pub fn is_same_process(&self, other: &Self) -> bool {
+        let identity = |record: &Self| (record.pid, record.start_time);
+        identity(self) == identity(other) && self.name == other.name && self.work_dir == other.work_dir
+    }
 }
 
 /// What a pid turned out to be.
@@ -59,6 +88,7 @@ pub(crate) fn look_at(pid: u32) -> io::Result<Sighting> {
         pid,
         start_time: stat.start_time,
         work_dir: PathBuf::from(OsStr::from_bytes(work_dir)),
+        attachment: None,
     }))
 }
 
@@ -132,6 +162,20 @@ mod tests {
     fn a_process_without_marks_is_a_stranger_and_a_free_pid_is_gone() {
         assert_eq!(look_at(std::process::id()).unwrap(), Sighting::Stranger);
         assert_eq!(look_at(u32::MAX >> 1).unwrap(), Sighting::Gone);
+    }
+
+    #[test]
+    fn a_record_without_attachment_is_the_same_process_as_one_with_it() {
+        let found = MachineRecord { name: "a".into(), pid: 7, start_time: 8, work_dir: "/w".into(), attachment: None };
+        let attachment = Attachment {
+            vmm: VmmIdentity { kind: crate::VmmKind::QemuKvm, version: "1".into() },
+            serial_log: "/w/serial.log".into(),
+            serial_log_limit: Bytes::mib(1),
+            memory_image: "/w/memory".into(),
+        };
+        let written = MachineRecord { attachment: Some(attachment), ..found.clone() };
+        assert!(found.is_same_process(&written));
+        assert!(!found.is_same_process(&MachineRecord { start_time: 9, ..written }));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{GuestMemory, MachineRecord, MachineSpec};
+use crate::{AdoptError, BlankSpec, GuestMemory, MachineRecord, MachineSpec};
 
 /// Which VMM, and how it runs guest code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub enum VmmKind {
 pub struct VmmIdentity {
     /// Kind and accelerator.
     pub kind: VmmKind,
-    /// The binary's own version text (`7.2.22`).
+    /// The binary's own version text, and the driver's word for the form of its machines (`7.2.22, form 2`).
     pub version: String,
 }
 
@@ -39,6 +39,18 @@ pub enum MachineExit {
     Killed,
     /// The VMM ended by itself; the text says how (exit status, last words on stderr).
     Crashed(String),
+}
+
+/// What a machine's vCPUs do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunState {
+    /// They run.
+    Running,
+    /// They are paused, and `resume_vcpus` lets them go on.
+    Paused,
+    /// They do not run and never should again: the machine was not yet wholly made when its server died, or its guest
+    /// has failed. The text is the VMM's word for it.
+    Unusable(String),
 }
 
 /// What can go wrong with a machine.
@@ -78,14 +90,46 @@ pub trait Vmm: Send + Sync + 'static {
     /// A machine that goes on from `state` (written by [`Machine::save_device_state`]) with `spec.memory_image` as the
     /// memory of that instant. Returns with the vCPUs still paused.
     async fn restore(&self, spec: MachineSpec, state: &Path) -> Result<Box<dyn Machine>, VmmError>;
+
+    /// A VMM that has come up before its machine is known, which is most of the time that a restore takes. `None`: there is
+    /// no such thing here.
+    ///
+    /// Cancel safety: if dropped, there is none.
+    async fn blank(&self, _spec: BlankSpec) -> Result<Option<Box<dyn Blank>>, VmmError> {
+        Ok(None)
+    }
+
+    /// Takes over a machine that an earlier server, or an earlier owner in this one, has let go of or left by dying. It
+    /// then does all that a fresh one does, but for telling its exit status and the VMM's last words.
+    ///
+    /// The vCPUs are left as they are: a server may have died between stopping them and letting them go on, so ask
+    /// [`Machine::run_state`]. Console output since the former owner went away may be lost.
+    ///
+    /// Errors: `Gone`, `NotOurs`, `Unresponsive`, `Look`; nothing was done to the process. Cancel safety: drop it at any time.
+    async fn adopt(&self, record: &MachineRecord) -> Result<Box<dyn Machine>, AdoptError>;
 }
 
-/// One live VMM process. Dropping it neither ends nor waits for the process: that is what `shutdown`, `kill` and the
-/// record are for.
+/// A VMM that waits for a machine to restore. If dropped, it is killed; not if the server is.
+#[async_trait]
+pub trait Blank: Send + Sync + 'static {
+    /// Like [`Vmm::restore`]. `spec` has what the blank was told: name and console may be others. On an error there is no
+    /// VMM any more, and its private directory is to be made anew.
+    async fn restore(self: Box<Self>, spec: MachineSpec, state: &Path) -> Result<Box<dyn Machine>, VmmError>;
+
+    /// Ends it, and waits until the kernel has let go of it.
+    async fn end(self: Box<Self>) -> Result<(), VmmError>;
+}
+
+/// One live VMM process. Dropping it lets go of it like `disown`, but without waiting: it neither ends the process nor
+/// tells its end any more.
 #[async_trait]
 pub trait Machine: Send + Sync + 'static {
     /// How to find this machine again after a restart of ours.
     fn record(&self) -> MachineRecord;
+
+    /// The VMM that runs it. For an adopted machine this may be an older one than that which its driver starts now; what
+    /// it saves is to be restored by its like.
+    fn identity(&self) -> &VmmIdentity;
 
     /// Becomes `Some` as soon as the process ended, however it did.
     fn exit(&self) -> watch::Receiver<Option<MachineExit>>;
@@ -95,6 +139,9 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Lets paused vCPUs go on. Idempotent.
     async fn resume_vcpus(&self) -> Result<(), VmmError>;
+
+    /// What the vCPUs do now.
+    async fn run_state(&self) -> Result<RunState, VmmError>;
 
     /// Writes the device state (no memory, no disks) to `to`. The vCPUs are paused.
     async fn save_device_state(&self, to: &Path) -> Result<(), VmmError>;
@@ -107,4 +154,8 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Ends the process now and waits until the kernel has let go of it. Never needs the guest's cooperation.
     async fn kill(&self) -> Result<MachineExit, VmmError>;
+
+    /// Leaves the machine running for a successor, who may adopt it once this returns. Whoever waits for its exit is told
+    /// nothing more: the channel closes.
+    async fn disown(self: Box<Self>) -> MachineRecord;
 }

@@ -25,7 +25,8 @@ pub struct MemoryRange {
 }
 
 impl GuestMemory {
-    /// Finds the mappings of the memory image `image` in the address space of `pid`, in the order of the image.
+    /// Finds the private mappings of the memory image `image` in the address space of `pid`, in the order of the image. What
+    /// is written to a shared one goes to the file, and no page of it can be told from those that were not written.
     ///
     /// The file is recognised by its path, and by device and inode where it was reached by another one (overlay and
     /// btrfs show other device numbers in the mappings than `stat` does). Blocking.
@@ -59,12 +60,13 @@ fn mapping(line: &str, image: &Image) -> Option<MemoryRange> {
     let hex = |text| u64::from_str_radix(text, 16).ok();
     let mut fields = line.splitn(6, ' ');
     let (from, to) = fields.next()?.split_once('-')?;
-    let image_offset = hex(fields.nth(1)?)?;
+    let private = fields.next()?.ends_with('p');
+    let image_offset = hex(fields.next()?)?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode = fields.next()?;
     let path = fields.next().unwrap_or_default().trim_start();
     let same_file = (hex(major)?, hex(minor)?) == image.device && inode.parse() == Ok(image.inode);
-    if !same_file && image.path.as_os_str() != path {
+    if !private || !same_file && image.path.as_os_str() != path {
         return None;
     }
     let host_address = hex(from)?;
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_told_by_path_or_by_device_and_inode() {
+    fn a_private_mapping_is_told_by_path_or_by_device_and_inode() {
         let line = "7f332bfff000-7f333bfff000 rw-p 00001000 fe:10 10027022                   /tmp/a b/mem";
         let found = Some(MemoryRange { host_address: 0x7f33_2bff_f000, image_offset: 0x1000, length: 256 << 20 });
         let image = |path: &str, device, inode| Image { path: path.into(), device, inode };
@@ -101,6 +103,7 @@ mod tests {
         assert_eq!(mapping(line, &image("/tmp/a b/mem", (0, 0x20), 7)), found);
         assert_eq!(mapping(line, &image("/elsewhere", (0xfe, 0x11), 10_027_022)), None);
         assert_eq!(mapping("7ffd0000-7ffd1000 r-xp 00000000 00:00 0 ", &image("/m", (1, 2), 3)), None);
+        assert_eq!(mapping(&line.replace("rw-p", "rw-s"), &image("/tmp/a b/mem", (0xfe, 0x10), 10_027_022)), None);
     }
 
     #[test]

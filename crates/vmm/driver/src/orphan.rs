@@ -27,5 +27,6 @@ pub async fn end_orphan(record: &MachineRecord) -> Result<OrphanEnd, VmmError> {
         Err(AdoptError::Look { pid, source, .. }) => {
             Err(VmmError::Io { operation: "look at orphan", path: PathBuf::from(format!("/proc/{pid}")), source })
         }
+        Err(AdoptError::Unresponsive { source, .. }) => Err(source),
     }
 }

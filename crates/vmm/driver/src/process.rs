@@ -59,7 +59,7 @@ impl std::fmt::Display for ProcessEnd {
     }
 }
 
-/// Why a recorded process cannot be taken over.
+/// Why a recorded machine cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// It ended.
@@ -71,6 +71,10 @@ pub enum AdoptError {
     /// The kernel did not tell.
     #[error("look at machine {name} (pid {pid})")]
     Look { name: String, pid: u32, source: io::Error },
+    /// The process is the machine's and lives, but cannot be talked to: it hangs, another server is connected to it, or
+    /// the record does not tell enough. It was left as it is; [`end_orphan`](crate::end_orphan) ends it.
+    #[error("machine {name} (pid {pid}) lives but does not answer")]
+    Unresponsive { name: String, pid: u32, source: VmmError },
 }
 
 /// A live VMM process and the task that watches it.
@@ -112,7 +116,7 @@ impl VmmProcess {
             // Our child is not reaped before its watcher does it: the pid cannot be another's.
             let started = start_time(pid)?
                 .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no /proc entry of the child"))?;
-            let record = MachineRecord { name, pid, start_time: started, work_dir };
+            let record = MachineRecord { name, pid, start_time: started, work_dir, attachment: None };
             let output = pipe::Receiver::from_owned_fd(output)?;
             Self::watch(record, open_pidfd(pid)?, Some(output), true)
         };
@@ -125,7 +129,7 @@ impl VmmProcess {
     }
 
     /// Takes over a process that an earlier server started, after making sure that it still is the one recorded.
-    /// Its exit status and its output are not to be had.
+    /// Its exit status and its output are not to be had. Whether it answers is not tried: that is its driver's to do.
     pub async fn adopt(record: MachineRecord) -> Result<Self, AdoptError> {
         let (name, pid) = (record.name.clone(), record.pid);
         let pidfd = match verified_pidfd(&record) {
@@ -275,7 +279,7 @@ fn verified_pidfd(record: &MachineRecord) -> io::Result<Verified> {
     };
     Ok(match look_at(record.pid)? {
         Sighting::Gone => Verified::Gone,
-        Sighting::Machine(found) if found == *record => Verified::Ours(pidfd),
+        Sighting::Machine(found) if found.is_same_process(record) => Verified::Ours(pidfd),
         Sighting::Machine(_) | Sighting::Stranger => Verified::NotOurs,
     })
 }

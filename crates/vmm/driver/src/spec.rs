@@ -37,6 +37,24 @@ pub struct MachineSpec {
     pub memory_image: Option<PathBuf>,
 }
 
+/// What a VMM has to know of a machine before the rest of it: a machine that is restored has a disk and a network device for
+/// each told here, and as many vCPUs and as much memory.
+#[derive(Debug, Clone)]
+pub struct BlankSpec {
+    /// As [`MachineSpec::name`].
+    pub name: String,
+    /// vCPUs and memory.
+    pub shape: MachineShape,
+    /// How many disks.
+    pub disks: usize,
+    /// Network devices.
+    pub nics: Vec<NicSpec>,
+    /// As [`MachineSpec::netns`].
+    pub netns: Option<PathBuf>,
+    /// As [`MachineSpec::work_dir`].
+    pub work_dir: PathBuf,
+}
+
 /// One virtio block device.
 #[derive(Debug, Clone)]
 pub struct DiskSpec {
@@ -46,6 +64,26 @@ pub struct DiskSpec {
     pub read_only: bool,
     /// How far a flush of the guest goes.
     pub flush: Flush,
+    /// How fast it may be used.
+    pub limit: DiskLimit,
+}
+
+/// How fast a disk may be used, reads and writes together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskLimit {
+    /// Bytes.
+    pub bandwidth: RateLimit,
+    /// Requests.
+    pub operations: RateLimit,
+}
+
+/// A token bucket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Sustained rate; 0: no limit.
+    pub per_second: u64,
+    /// What may be had at once beyond one second's worth, after a pause.
+    pub burst: u64,
 }
 
 /// How far a guest's flush goes before it is answered.

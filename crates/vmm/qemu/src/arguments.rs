@@ -1,17 +1,22 @@
 //! The command line of a machine.
 //!
 //! The machine's form is part of what a snapshot depends on: device state loads only into a machine with the same
-//! options, devices and slots. Whatever changes here makes old snapshots unusable with the new version.
+//! options, devices and slots. Whatever changes here makes old snapshots unusable, and counts [`FORM`] up.
 
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use aenv_vmm_driver::{DiskSpec, Flush, MachineSpec, NicSpec, VmmError};
-use serde_json::json;
+use aenv_model::MachineShape;
+use aenv_vmm_driver::{BlankSpec, DiskLimit, DiskSpec, Flush, MachineSpec, NicSpec, VmmError};
+use serde_json::{Value, json};
 
+/// Number of the machine's form.
+pub(crate) const FORM: u32 = 2;
 /// Id of the serial port's character device.
 pub(crate) const SERIAL: &str = "serial";
+/// Id of the object that is guest memory.
+pub(crate) const MEMORY: &str = "memory";
 /// The virtio-mmio transports of a microvm with ACPI that work. There are 24, one for each line of the second IOAPIC,
 /// but QEMU's emulated IOAPIC takes line 0 for the timer's, as on the first one: interrupts of transport 0 are lost.
 const SLOTS: std::ops::RangeInclusive<usize> = 1..=23;
@@ -61,65 +66,91 @@ pub(crate) fn arguments(
         )));
     }
     let mut args = Arguments::default();
-    // A comma would end the name; ours have none, but it must not become an option.
-    args.option("-name", format!("guest={},debug-threads=on", spec.name.replace(',', ",,")));
-    // With acpi=on the guest finds the devices in ACPI tables and needs no words on its command line; pit, pic and rtc
-    // keep older kernels' clock calibration happy; the last three make saved and loaded machines match.
-    args.option("-M", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,suppress-vmdesc=on,memory-backend=memory");
-    args.option("-global", "migration.send-configuration=off");
-    match accel {
-        Accel::Kvm => {
-            args.option("-accel", "kvm");
-            args.option("-cpu", "host");
-        }
-        Accel::Tcg { .. } => {
-            args.option("-accel", format!("tcg,thread=multi,tb-size={TB_CACHE_MIB}"));
-            // All that the emulator has, as programs of today expect. But a fifth level of page tables only makes every
-            // emulated TLB miss dearer, and "enhanced" byte moves, which kernel and libc prefer to eight bytes at a time
-            // once they see them, are a loop over single bytes here.
-            args.option("-cpu", "max,la57=off,erms=off");
-        }
-    }
-    let vcpus = spec.shape.vcpus;
-    args.option("-smp", format!("{vcpus},sockets=1,cores={vcpus},threads=1"));
-    args.option("-m", format!("size={}B", spec.shape.memory.get()));
-    // Private: what the guest writes never reaches the image, so that any number of machines can share it.
-    // No balloon device beside this: to give back memory, QEMU punches holes into the image's file, private or not.
-    args.json(
-        "-object",
-        &json!({
-            "qom-type": "memory-backend-file", "id": "memory", "size": spec.shape.memory.get(),
-            "mem-path": utf8(memory_image)?, "share": false,
-        }),
-    );
-    for bare in ["-nodefaults", "-no-user-config", "-no-reboot", "-S"] {
-        args.flag(bare);
-    }
-    args.option("-display", "none");
-    args.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    args.option("-msg", "timestamp=off");
-    args.option("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", listeners.qmp));
-    args.option("-mon", "chardev=qmp,mode=control");
-    args.option("-chardev", format!("socket,id={SERIAL},fd={},server=on,wait=off", listeners.serial));
-    args.option("-serial", format!("chardev:{SERIAL}"));
+    args.frame(&spec.name, spec.shape, accel, &format!(",memory-backend={MEMORY}"));
+    args.json("-object", &memory_backend(spec.shape, memory_image)?);
+    args.surroundings(listeners);
     args.option("-kernel", &spec.kernel);
     args.option("-initrd", &spec.initramfs);
     args.option("-append", kernel_command_line(&spec.cmdline, accel));
     for (index, disk) in spec.disks.iter().enumerate() {
-        args.disk(index, disk)?;
+        let DiskBackend { image, limits, throttle } = disk_backend(index, disk)?;
+        args.json("-blockdev", &image);
+        args.json("-object", &limits);
+        args.json("-blockdev", &throttle);
+        args.disk(index);
     }
     for (index, nic) in spec.nics.iter().enumerate() {
         args.nic(spec.disks.len() + index, index, nic)?;
     }
-    args.option("-object", "rng-builtin,id=entropy");
-    args.json(
-        "-device",
-        &json!({"driver": "virtio-rng-device", "id": "rng", "rng": "entropy", "bus": bus(FOR_DISKS_AND_NICS)}),
-    );
+    args.entropy();
     if incoming {
         args.option("-incoming", "defer");
     }
     Ok(args.0)
+}
+
+/// The command line of a machine to be, which waits for its memory, the insides of its disks, and its device state. It has
+/// no kernel: what is restored has loaded its own long ago.
+pub(crate) fn blank_arguments(spec: &BlankSpec, accel: Accel, listeners: Listeners) -> Result<Vec<OsString>, VmmError> {
+    let mut args = Arguments::default();
+    args.frame(&spec.name, spec.shape, accel, "");
+    args.surroundings(listeners);
+    (0..spec.disks).for_each(|index| args.disk(index));
+    for (index, nic) in spec.nics.iter().enumerate() {
+        args.nic(spec.disks + index, index, nic)?;
+    }
+    args.entropy();
+    args.option("-incoming", "defer");
+    args.flag("-preconfig");
+    Ok(args.0)
+}
+
+/// The object that is guest memory. Private: what the guest writes never reaches the image, so that any number of machines
+/// can share it. No balloon device beside this: to give back memory, QEMU punches holes into the image's file, private or
+/// not.
+pub(crate) fn memory_backend(shape: MachineShape, image: &Path) -> Result<Value, VmmError> {
+    Ok(json!({
+        "qom-type": "memory-backend-file", "id": MEMORY, "size": shape.memory.get(), "mem-path": utf8(image)?, "share": false,
+    }))
+}
+
+/// What is behind a disk: an image, limits, and the image within the limits.
+pub(crate) struct DiskBackend {
+    pub(crate) image: Value,
+    pub(crate) limits: Value,
+    pub(crate) throttle: Value,
+}
+
+/// Writes go to the host's page cache; a flush of the guest syncs the image (`fdatasync`) if the disk's spec wants that. An
+/// I/O error, a full host disk included, is the guest's to see: QEMU's own way, to stop the machine when there is no space,
+/// would leave a sandbox hanging without a word.
+pub(crate) fn disk_backend(index: usize, disk: &DiskSpec) -> Result<DiskBackend, VmmError> {
+    let io_error = |source| VmmError::Io { operation: "look at disk", path: disk.path.clone(), source };
+    let kind = std::fs::metadata(&disk.path).map_err(io_error)?.file_type();
+    let driver = if kind.is_block_device() { "host_device" } else { "file" };
+    let (node, group) = (format!("disk{index}"), format!("disk{index}-limits"));
+    let cache = json!({"direct": false, "no-flush": disk.flush == Flush::PageCache});
+    Ok(DiskBackend {
+        image: json!({
+            "driver": "raw", "node-name": node, "read-only": disk.read_only, "discard": "unmap",
+            "cache": cache,
+            "file": {
+                "driver": driver, "filename": utf8(&disk.path)?, "aio": "threads", "discard": "unmap",
+                "cache": cache,
+            },
+        }),
+        // Always there, with or without limits: they may be others when the machine is restored.
+        limits: throttle_group(&group, disk.limit),
+        throttle: json!({
+            "driver": "throttle", "node-name": throttled(index), "throttle-group": group, "file": node,
+            "read-only": disk.read_only, "discard": "unmap", "cache": cache,
+        }),
+    })
+}
+
+/// The node that a disk's device uses.
+fn throttled(disk: usize) -> String {
+    format!("disk{disk}-throttle")
 }
 
 /// Ours first, for of two contradicting words the kernel takes the later one.
@@ -163,6 +194,23 @@ fn utf8(path: &Path) -> Result<&str, VmmError> {
     })
 }
 
+/// Limits as QEMU takes them: a leaky bucket that leaks at the sustained rate and holds the burst on top of a second's worth.
+fn throttle_group(id: &str, limit: DiskLimit) -> Value {
+    /// `THROTTLE_VALUE_MAX`: QEMU refuses more, and no disk is faster.
+    const MOST: u64 = 1_000_000_000_000_000;
+    let mut limits = serde_json::Map::new();
+    for (name, rate) in [("bps-total", limit.bandwidth), ("iops-total", limit.operations)] {
+        if rate.per_second > 0 {
+            let sustained = rate.per_second.min(MOST);
+            limits.insert(name.to_owned(), sustained.into());
+            if rate.burst > 0 {
+                limits.insert(format!("{name}-max"), sustained.saturating_add(rate.burst).min(MOST).into());
+            }
+        }
+    }
+    json!({"qom-type": "throttle-group", "id": id, "limits": limits})
+}
+
 #[derive(Default)]
 struct Arguments(Vec<OsString>);
 
@@ -175,38 +223,69 @@ impl Arguments {
         self.0.extend([name.into(), value.into()]);
     }
 
-    fn json(&mut self, name: &str, value: &serde_json::Value) {
+    fn json(&mut self, name: &str, value: &Value) {
         self.option(name, value.to_string());
     }
 
-    /// Writes go to the host's page cache; a flush of the guest syncs the image (`fdatasync`) if the disk's spec wants
-    /// that. An I/O error, a full host disk included, is the guest's to see: QEMU's own
-    /// way, to stop the machine when there is no space, would leave a sandbox hanging without a word.
-    fn disk(&mut self, index: usize, disk: &DiskSpec) -> Result<(), VmmError> {
-        let io_error = |source| VmmError::Io { operation: "look at disk", path: disk.path.clone(), source };
-        let kind = std::fs::metadata(&disk.path).map_err(io_error)?.file_type();
-        let driver = if kind.is_block_device() { "host_device" } else { "file" };
-        let node = format!("disk{index}");
-        let cache = json!({"direct": false, "no-flush": disk.flush == Flush::PageCache});
-        self.json(
-            "-blockdev",
-            &json!({
-                "driver": "raw", "node-name": node, "read-only": disk.read_only, "discard": "unmap",
-                "cache": cache,
-                "file": {
-                    "driver": driver, "filename": utf8(&disk.path)?, "aio": "threads", "discard": "unmap",
-                    "cache": cache,
-                },
-            }),
-        );
+    /// What a machine's form is, but for its devices. `memory` goes on with the machine's options.
+    fn frame(&mut self, name: &str, shape: MachineShape, accel: Accel, memory: &str) {
+        // A comma would end the name; ours have none, but it must not become an option.
+        self.option("-name", format!("guest={},debug-threads=on", name.replace(',', ",,")));
+        // With acpi=on the guest finds the devices in ACPI tables and needs no words on its command line; pit and rtc keep
+        // older kernels' clock calibration happy; the rest makes saved and loaded machines match. No pic: nobody programs it,
+        // and a timer's interrupt that comes before the guest's kernel has masked it arrives as vector 0, a division error.
+        self.option("-M", format!("microvm,acpi=on,pit=on,pic=off,rtc=on,isa-serial=on,suppress-vmdesc=on{memory}"));
+        self.option("-global", "migration.send-configuration=off");
+        match accel {
+            Accel::Kvm => {
+                self.option("-accel", "kvm");
+                self.option("-cpu", "host");
+            }
+            Accel::Tcg { .. } => {
+                self.option("-accel", format!("tcg,thread=multi,tb-size={TB_CACHE_MIB}"));
+                // All that the emulator has, as programs of today expect. But a fifth level of page tables only makes every
+                // emulated TLB miss dearer, and "enhanced" byte moves, which kernel and libc prefer to eight bytes at a time
+                // once they see them, are a loop over single bytes here. Newer QEMUs offer "fast short" ones beside them:
+                // alone, they make the memmove of Linux 6.1 an endless loop.
+                self.option("-cpu", "max,la57=off,erms=off,fsrm=off");
+            }
+        }
+        let vcpus = shape.vcpus;
+        self.option("-smp", format!("{vcpus},sockets=1,cores={vcpus},threads=1"));
+        self.option("-m", format!("size={}B", shape.memory.get()));
+    }
+
+    /// Whom the process talks to.
+    fn surroundings(&mut self, listeners: Listeners) {
+        for bare in ["-nodefaults", "-no-user-config", "-no-reboot", "-S"] {
+            self.flag(bare);
+        }
+        self.option("-display", "none");
+        self.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+        self.option("-msg", "timestamp=off");
+        self.option("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", listeners.qmp));
+        self.option("-mon", "chardev=qmp,mode=control");
+        self.option("-chardev", format!("socket,id={SERIAL},fd={},server=on,wait=off", listeners.serial));
+        self.option("-serial", format!("chardev:{SERIAL}"));
+    }
+
+    /// The device of a disk; its backend comes from elsewhere.
+    fn disk(&mut self, index: usize) {
         self.json(
             "-device",
             &json!({
-                "driver": "virtio-blk-device", "id": format!("{node}-device"), "drive": node, "bus": bus(index),
-                "write-cache": "on", "rerror": "report", "werror": "report",
+                "driver": "virtio-blk-device", "id": format!("disk{index}-device"), "drive": throttled(index),
+                "bus": bus(index), "write-cache": "on", "rerror": "report", "werror": "report",
             }),
         );
-        Ok(())
+    }
+
+    fn entropy(&mut self) {
+        self.option("-object", "rng-builtin,id=entropy");
+        self.json(
+            "-device",
+            &json!({"driver": "virtio-rng-device", "id": "rng", "rng": "entropy", "bus": bus(FOR_DISKS_AND_NICS)}),
+        );
     }
 
     fn nic(&mut self, device: usize, index: usize, nic: &NicSpec) -> Result<(), VmmError> {
@@ -231,11 +310,17 @@ mod tests {
     use std::path::PathBuf;
 
     use aenv_model::{Bytes, MachineShape};
+    use aenv_vmm_driver::RateLimit;
 
     use super::*;
 
     fn spec() -> MachineSpec {
-        let disk = |read_only| DiskSpec { path: "/dev/null".into(), read_only, flush: Flush::Storage };
+        let disk = |read_only| DiskSpec {
+            path: "/dev/null".into(),
+            read_only,
+            flush: Flush::Storage,
+            limit: DiskLimit::default(),
+        };
         MachineSpec {
             name: "box".into(),
             shape: MachineShape { vcpus: 2, memory: Bytes::mib(256) },
@@ -263,8 +348,8 @@ mod tests {
         let line = line(&spec(), Accel::Kvm, false).unwrap();
         let position = |text: &str| line.find(text).unwrap_or_else(|| panic!("no {text} in {line}"));
         assert!(
-            position(r#""bus":"virtio-mmio-bus.23","drive":"disk0""#)
-                < position(r#""bus":"virtio-mmio-bus.22","drive":"disk1""#)
+            position(r#""bus":"virtio-mmio-bus.23","drive":"disk0-throttle""#)
+                < position(r#""bus":"virtio-mmio-bus.22","drive":"disk1-throttle""#)
         );
         position(r#""bus":"virtio-mmio-bus.21","driver":"virtio-net-device""#);
         position(r#""mac":"06:00:a9:fe:00:15""#);
@@ -280,8 +365,20 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_a_disk_become_a_bucket_with_a_burst_on_top() {
+        let rate = |per_second, burst| RateLimit { per_second, burst };
+        let limits = |limit| throttle_group("x", limit)["limits"].clone();
+        assert_eq!(limits(DiskLimit::default()), json!({}));
+        assert_eq!(
+            limits(DiskLimit { bandwidth: rate(1000, 500), operations: rate(u64::MAX, 0) }),
+            json!({"bps-total": 1000, "bps-total-max": 1500, "iops-total": 1_000_000_000_000_000_u64})
+        );
+    }
+
+    #[test]
     fn more_devices_than_slots_are_refused() {
-        let disk = DiskSpec { path: "/dev/null".into(), read_only: true, flush: Flush::Storage };
+        let disk =
+            DiskSpec { path: "/dev/null".into(), read_only: true, flush: Flush::Storage, limit: DiskLimit::default() };
         let full = MachineSpec { disks: vec![disk.clone(); FOR_DISKS_AND_NICS - 1], ..spec() };
         assert!(line(&full, Accel::Kvm, false).is_ok());
         let over = MachineSpec { disks: vec![disk; FOR_DISKS_AND_NICS], ..spec() };
@@ -291,7 +388,12 @@ mod tests {
     #[test]
     fn a_missing_disk_is_named() {
         let missing = MachineSpec {
-            disks: vec![DiskSpec { path: "/nowhere/disk".into(), read_only: true, flush: Flush::Storage }],
+            disks: vec![DiskSpec {
+                path: "/nowhere/disk".into(),
+                read_only: true,
+                flush: Flush::Storage,
+                limit: DiskLimit::default(),
+            }],
             ..spec()
         };
         assert!(

@@ -43,6 +43,10 @@ command!(
     Cont = "cont" {} -> Done
 );
 command!(
+    /// What the vCPUs do.
+    QueryStatus = "query-status" {} -> Status
+);
+command!(
     /// Presses the ACPI power button.
     SystemPowerdown = "system_powerdown" {} -> Done
 );
@@ -67,9 +71,44 @@ command!(
     MigrateIncoming<'a> = "migrate-incoming" { uri: &'a str } -> Done
 );
 command!(
+    /// Sets a property of an object.
+    QomSet<'a> = "qom-set" { path: &'a str, property: &'a str, value: &'a str } -> Done
+);
+command!(
+    /// Makes the machine that was waited with.
+    ExitPreconfig = "x-exit-preconfig" {} -> Done
+);
+
+/// Adds an object.
+#[derive(Debug, Serialize)]
+pub(crate) struct ObjectAdd(pub(crate) Value);
+
+impl Command for ObjectAdd {
+    const NAME: &'static str = "object-add";
+    type Reply = Done;
+}
+
+/// Adds what is behind a disk.
+#[derive(Debug, Serialize)]
+pub(crate) struct BlockdevAdd(pub(crate) Value);
+
+impl Command for BlockdevAdd {
+    const NAME: &'static str = "blockdev-add";
+    type Reply = Done;
+}
+
+command!(
     /// How the migration stands, with the reason if it failed.
     QueryMigrate = "query-migrate" {} -> MigrationInfo
 );
+
+/// QEMU's run state; `running` is true in one of them only.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) running: bool,
+    /// The state's name: `paused`, `prelaunch`, `inmigrate`, `internal-error`, …
+    pub(crate) status: String,
+}
 
 #[derive(Debug, Serialize)]
 pub(crate) struct MigrationCapability {

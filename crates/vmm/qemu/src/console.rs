@@ -18,7 +18,8 @@ use aenv_vmm_driver::{BoundedLog, Tail, VmmError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 /// How much of the output is kept in memory to explain an end: a kernel panic with its call trace.
@@ -26,12 +27,14 @@ const TAIL: usize = 16 << 10;
 /// Most bytes taken from the socket at once.
 const CHUNK: usize = 16 << 10;
 
-/// A connected console.
+/// A connected console. The connection is closed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Console {
     write: tokio::sync::Mutex<OwnedWriteHalf>,
     tail: Arc<Mutex<Tail>>,
-    drain: Mutex<Option<JoinHandle<()>>>,
+    drain: Mutex<Option<AbortOnDropHandle<()>>>,
+    /// Ends the draining between two pieces of output.
+    enough: CancellationToken,
 }
 
 impl Console {
@@ -41,8 +44,9 @@ impl Console {
         let log = BoundedLog::open(path, limit).map_err(io_error)?;
         let (read, write) = stream.into_split();
         let tail = Arc::new(Mutex::new(Tail::new(TAIL)));
-        let drain = tokio::spawn(drain(read, log, tail.clone()));
-        Ok(Self { write: write.into(), tail, drain: Some(drain).into() })
+        let enough = CancellationToken::new();
+        let drain = AbortOnDropHandle::new(tokio::spawn(drain(read, log, tail.clone(), enough.clone())));
+        Ok(Self { write: write.into(), tail, drain: Some(drain).into(), enough })
     }
 
     /// Types `input` on the console.
@@ -58,17 +62,30 @@ impl Console {
         }
     }
 
+    /// Closes the connection, once what was read from it is in the log: another may open that then.
+    pub(crate) async fn close(self) {
+        self.enough.cancel();
+        let drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(drain) = drain {
+            let _ = drain.await; // the draining task has nothing to tell
+        }
+    }
+
     /// The newest kernel panic among the newest output.
     pub(crate) fn panic(&self) -> Option<String> {
         last_panic(&self.tail.lock().unwrap_or_else(PoisonError::into_inner).text())
     }
 }
 
-async fn drain(mut read: OwnedReadHalf, log: BoundedLog, tail: Arc<Mutex<Tail>>) {
+async fn drain(mut read: OwnedReadHalf, log: BoundedLog, tail: Arc<Mutex<Tail>>, enough: CancellationToken) {
     let mut log = Some(log);
     let mut chunk = vec![0; CHUNK];
     loop {
-        let length = match read.read(&mut chunk).await {
+        let read = tokio::select! {
+            read = read.read(&mut chunk) => read,
+            () = enough.cancelled() => return,
+        };
+        let length = match read {
             Ok(0) | Err(_) => return,
             Ok(length) => length,
         };

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod blank;
 mod commands;
 mod config;
 mod console;

@@ -1,19 +1,24 @@
 //! A live QEMU machine.
 
 use std::convert::Infallible;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aenv_vmm_driver::{GuestMemory, Machine, MachineExit, MachineRecord, VmmError, VmmProcess};
+use aenv_vmm_driver::{
+    Attachment, GuestMemory, Machine, MachineExit, MachineRecord, RunState, VmmError, VmmIdentity, VmmProcess,
+};
 use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use crate::arguments::SERIAL;
-use crate::commands::{ChardevSendBreak, Command, Cont, Stop, SystemPowerdown, XenSaveDevicesState};
+use crate::commands::{
+    ChardevSendBreak, Command, Cont, QueryStatus, Status, Stop, SystemPowerdown, XenSaveDevicesState,
+};
 use crate::console::Console;
 use crate::exit::{Evidence, classify};
 use crate::qmp::Qmp;
@@ -27,11 +32,13 @@ const LAST_NEWS: Duration = Duration::from_secs(2);
 /// writing out its file systems before it is told to make them read-only, and again before it powers off.
 const SYSRQ_PAUSE: Duration = Duration::from_millis(100);
 
+/// Dropping it closes the connections; the process is watched further only to be reaped.
 #[derive(Debug)]
 pub(crate) struct QemuMachine {
     parts: Arc<Parts>,
-    memory_image: PathBuf,
+    attachment: Attachment,
     exit: watch::Receiver<Option<MachineExit>>,
+    watch: AbortOnDropHandle<()>,
 }
 
 /// What the machine and the task that watches for its end share.
@@ -44,12 +51,11 @@ struct Parts {
 }
 
 impl QemuMachine {
-    pub(crate) fn new(process: VmmProcess, qmp: Qmp, console: Console, memory_image: PathBuf) -> Self {
+    pub(crate) fn new(process: VmmProcess, qmp: Qmp, console: Console, attachment: Attachment) -> Self {
         let parts = Arc::new(Parts { process, qmp, console, killed: AtomicBool::new(false) });
         let (announce, exit) = watch::channel(None);
-        // Ends with the process, or with the runtime.
-        tokio::spawn(watch_for_end(parts.clone(), announce));
-        Self { parts, memory_image, exit }
+        let watch = AbortOnDropHandle::new(tokio::spawn(watch_for_end(parts.clone(), announce)));
+        Self { parts, attachment, exit, watch }
     }
 
     async fn call<C: Command>(&self, operation: &'static str, command: &C) -> Result<C::Reply, VmmError> {
@@ -110,10 +116,23 @@ async fn watch_for_end(parts: Arc<Parts>, announce: watch::Sender<Option<Machine
     announce.send_replace(Some(exit));
 }
 
+/// `paused` is what a stop, or a restore, leaves; the next three are stations of saving device state, whose server died.
+fn run_state(status: Status) -> RunState {
+    match status.status.as_str() {
+        _ if status.running => RunState::Running,
+        "paused" | "save-vm" | "finish-migrate" | "postmigrate" => RunState::Paused,
+        _ => RunState::Unusable(status.status),
+    }
+}
+
 #[async_trait]
 impl Machine for QemuMachine {
     fn record(&self) -> MachineRecord {
-        self.parts.process.record().clone()
+        MachineRecord { attachment: Some(self.attachment.clone()), ..self.parts.process.record().clone() }
+    }
+
+    fn identity(&self) -> &VmmIdentity {
+        &self.attachment.vmm
     }
 
     fn exit(&self) -> watch::Receiver<Option<MachineExit>> {
@@ -128,16 +147,20 @@ impl Machine for QemuMachine {
         self.call("resume", &Cont {}).await.map(drop)
     }
 
+    async fn run_state(&self) -> Result<RunState, VmmError> {
+        self.call("query of the run state", &QueryStatus {}).await.map(run_state)
+    }
+
     async fn save_device_state(&self, to: &Path) -> Result<(), VmmError> {
         self.call("save device state", &XenSaveDevicesState { filename: to, live: false }).await.map(drop)
     }
 
     async fn guest_memory(&self) -> Result<GuestMemory, VmmError> {
-        let (pid, image) = (self.parts.process.record().pid, self.memory_image.clone());
+        let (pid, image) = (self.parts.process.record().pid, self.attachment.memory_image.clone());
         let find = tokio::task::spawn_blocking(move || GuestMemory::of_image(pid, &image));
         find.await.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|source| VmmError::Io {
             operation: "find guest memory of",
-            path: self.memory_image.clone(),
+            path: self.attachment.memory_image.clone(),
             source,
         })
     }
@@ -174,5 +197,33 @@ impl Machine for QemuMachine {
         self.parts.process.kill().await?;
         // The watching task goes away unheard only with the runtime.
         Ok(self.ended_by(Instant::now() + 3 * LAST_NEWS).await.unwrap_or(MachineExit::Killed))
+    }
+
+    async fn disown(self: Box<Self>) -> MachineRecord {
+        let record = self.record();
+        let Self { parts, watch, .. } = *self;
+        watch.abort();
+        let _ = watch.await; // whether it was aborted or had just heard of the end
+        // It had the only other reference.
+        if let Some(parts) = Arc::into_inner(parts) {
+            parts.qmp.close().await;
+            parts.console.close().await;
+        }
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_stopped_machine_counts_as_paused() {
+        let state = |status: &str, running| run_state(Status { running, status: status.into() });
+        assert_eq!(state("running", true), RunState::Running);
+        assert_eq!(state("paused", false), RunState::Paused);
+        for unusable in ["prelaunch", "inmigrate", "internal-error", "shutdown", "some-day"] {
+            assert_eq!(state(unusable, false), RunState::Unusable(unusable.into()));
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aenv_vmm_driver::{VmmError, VmmIdentity, host_tsc_khz};
 use tracing::info;
 
-use crate::arguments::Accel;
+use crate::arguments::{Accel, FORM};
 use crate::trial::{self, Trial};
 use crate::{AccelChoice, Qemu, QemuConfig};
 
@@ -32,7 +32,7 @@ impl Qemu {
         let binary = find_binary(config.binary.as_deref())?;
         let version = read_version(&binary, config.startup_timeout).await?;
         let qemu = |accel, why_emulated| Self {
-            identity: VmmIdentity { kind: Self::kind(accel), version: version.number.clone() },
+            identity: VmmIdentity { kind: Self::kind(accel), version: format!("{}, form {FORM}", version.number) },
             binary: binary.clone(),
             accel,
             startup_timeout: config.startup_timeout,

@@ -2,11 +2,18 @@
 //!
 //! One task owns the socket: it writes commands, matches answers to them by id, and keeps what the events told. Every
 //! command has a deadline. Callers may go away at any time; a command is written whole or not at all.
+//!
+//! QEMU serves one client at a time, and the next one once that has closed its connection, be it by dying. A command
+//! that the former client had not written to its end is forgotten with its connection; those it had are over before ours
+//! begin, for QEMU runs one after the other. But an answer to it may come our way: so what precedes the greeting is
+//! skipped, and ids begin where no other client's do.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use aenv_vmm_driver::VmmError;
 use futures::StreamExt;
@@ -18,6 +25,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::codec::{FramedRead, LinesCodec};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
 use crate::commands::{Command, Event, MigrationStatus, QmpCapabilities, ShutdownReason};
@@ -27,13 +35,19 @@ use crate::commands::{Command, Event, MigrationStatus, QmpCapabilities, Shutdown
 const LINE_LIMIT: usize = 256 << 10;
 /// Commands under way on one connection; callers beyond it wait.
 const QUEUE: usize = 16;
+/// Most lines before the greeting: the answer to a former client's last command and events around it.
+const STALE_LINES: usize = 16;
+/// Pause between two lines about failing disks of one machine: a guest tries again and again.
+const IO_ERRORS_PAUSE: Duration = Duration::from_secs(10);
 
-/// A control connection that is ready for commands.
+/// A control connection that is ready for commands. It is closed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Qmp {
     requests: mpsc::Sender<Request>,
     notices: watch::Receiver<Notices>,
+    next_id: AtomicU64,
     call_timeout: Duration,
+    serve: AbortOnDropHandle<()>,
 }
 
 /// What events have told so far.
@@ -45,6 +59,10 @@ pub(crate) struct Notices {
     pub(crate) panicked: bool,
     /// How the newest migration stands.
     pub(crate) migration: Option<MigrationStatus>,
+    /// Requests of the guest to its disks that failed.
+    pub(crate) io_errors: u64,
+    /// When that was last told.
+    pub(crate) io_errors_told: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -85,23 +103,31 @@ impl Qmp {
     /// Waits for the greeting and negotiates. `timeout` is for both together; `call_timeout` for each later command.
     ///
     /// The connection's task ends when QEMU closes the connection, as it does when it ends.
+    /// Cancel safety: if dropped, the connection is closed.
     pub(crate) async fn open(stream: UnixStream, timeout: Duration, call_timeout: Duration) -> Result<Self, VmmError> {
         let operation = "start of the control connection";
         let negotiate = async {
             let (read, write) = stream.into_split();
             let mut lines = FramedRead::new(read, LinesCodec::new_with_max_length(LINE_LIMIT));
-            let greeting = match lines.next().await {
-                Some(Ok(line)) => line,
-                Some(Err(e)) => return Err(VmmError::Ended { operation, detail: e.to_string() }),
-                None => return Err(VmmError::Ended { operation, detail: "connection closed".into() }),
-            };
-            if !serde_json::from_str::<Incoming>(&greeting).is_ok_and(|line| line.greeting.is_some()) {
-                return Err(VmmError::Refused { operation, detail: format!("no QMP greeting: {greeting}") });
+            for skipped in 0.. {
+                let line = match lines.next().await {
+                    Some(Ok(line)) => line,
+                    Some(Err(e)) => return Err(VmmError::Ended { operation, detail: e.to_string() }),
+                    None => return Err(VmmError::Ended { operation, detail: "connection closed".into() }),
+                };
+                if serde_json::from_str::<Incoming>(&line).is_ok_and(|line| line.greeting.is_some()) {
+                    break;
+                }
+                if skipped == STALE_LINES {
+                    return Err(VmmError::Refused { operation, detail: format!("no QMP greeting: {line}") });
+                }
+                debug!(line, "skipped what was meant for a former client");
             }
             let (requests, incoming) = mpsc::channel(QUEUE);
             let (notify, notices) = watch::channel(Notices::default());
-            tokio::spawn(serve(lines, write, incoming, notify));
-            let qmp = Self { requests, notices, call_timeout };
+            let serve = AbortOnDropHandle::new(tokio::spawn(serve(lines, write, incoming, notify)));
+            let first_id = RandomState::new().hash_one(operation) >> 1; // QEMU knows numbers up to 2^64, and we count up
+            let qmp = Self { requests, notices, next_id: first_id.into(), call_timeout, serve };
             qmp.execute(operation, &QmpCapabilities {}).await?;
             Ok(qmp)
         };
@@ -133,8 +159,7 @@ impl Qmp {
         command: &C,
         descriptor: Option<OwnedFd>,
     ) -> Result<C::Reply, VmmError> {
-        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        let id = NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let refused = |detail: String| VmmError::Refused { operation, detail };
         let closed = || VmmError::Ended { operation, detail: "control connection closed".into() };
         let mut line = serde_json::to_vec(&Execute { execute: C::NAME, arguments: command, id })
@@ -154,6 +179,12 @@ impl Qmp {
     /// What events have told. The sender goes away when the connection is closed, after the last event.
     pub(crate) fn notices(&self) -> watch::Receiver<Notices> {
         self.notices.clone()
+    }
+
+    /// Closes the connection and waits until that is done: from then on QEMU takes another client.
+    pub(crate) async fn close(self) {
+        self.serve.abort();
+        let _ = self.serve.await; // the answer is that it was aborted
     }
 
     /// Longest wait for an answer.
@@ -244,15 +275,20 @@ fn notice(name: &str, data: Value, notify: &watch::Sender<Notices>) {
         Some(Event::Shutdown(reason)) => notify.send_modify(|seen| _ = seen.shutdown.get_or_insert(reason)),
         Some(Event::GuestPanicked) => notify.send_modify(|seen| seen.panicked = true),
         Some(Event::Migration(status)) => notify.send_modify(|seen| seen.migration = Some(status)),
-        Some(Event::BlockIoError(e)) => {
-            warn!(
-                disk = e.node_name,
-                operation = e.operation,
-                no_space = e.nospace,
-                reason = e.reason,
-                "guest disk I/O failed"
-            );
-        }
+        Some(Event::BlockIoError(e)) => notify.send_modify(|seen| {
+            seen.io_errors += 1;
+            if seen.io_errors_told.is_none_or(|told| told.elapsed() > IO_ERRORS_PAUSE) {
+                seen.io_errors_told = Some(Instant::now());
+                warn!(
+                    disk = e.node_name,
+                    operation = e.operation,
+                    no_space = e.nospace,
+                    reason = e.reason,
+                    so_far = seen.io_errors,
+                    "guest disk I/O failed"
+                );
+            }
+        }),
         None => {}
     }
 }
@@ -336,9 +372,42 @@ mod tests {
 
     #[tokio::test]
     async fn who_does_not_greet_as_qmp_is_refused() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        tokio::spawn(qemu(theirs, "SSH-2.0-x", |_, _| None));
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all("SSH-2.0-x\n".repeat(STALE_LINES + 1).as_bytes()).await.unwrap();
         let error = Qmp::open(ours, Duration::from_secs(5), Duration::from_secs(5)).await.unwrap_err();
-        assert!(matches!(error, VmmError::Refused { .. }), "{error}");
+        assert!(matches!(&error, VmmError::Refused { detail, .. } if detail.contains("SSH")), "{error}");
+    }
+
+    #[tokio::test]
+    async fn answers_to_a_former_client_are_not_taken_for_ours() {
+        const STALE: &str = r#"rest of a line"}
+{"return": {}, "id": 1}
+{"event": "STOP", "timestamp": {}}
+{"QMP": {"version": {}, "capabilities": []}}
+{"error": {"class": "GenericError", "desc": "not yours"}, "id": 1}
+{"error": {"class": "GenericError", "desc": "not yours"}, "id": 2}
+{"error": {"class": "GenericError", "desc": "not yours"}}"#;
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        tokio::spawn(qemu(theirs, STALE, |_, id| Some(format!(r#"{{"return": {{}}, "id": {id}}}"#))));
+        let qmp = Qmp::open(ours, Duration::from_secs(5), Duration::from_secs(5)).await.unwrap();
+        qmp.execute("pause", &Stop {}).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_connection_is_closed_with_its_owner() {
+        for close in [false, true] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let served =
+                tokio::spawn(qemu(theirs, GREETING, |_, id| Some(format!(r#"{{"return": {{}}, "id": {id}}}"#))));
+            let qmp = Qmp::open(ours, Duration::from_secs(5), Duration::from_secs(5)).await.unwrap();
+            let mut notices = qmp.notices();
+            if close {
+                qmp.close().await
+            } else {
+                drop(qmp)
+            }
+            tokio::time::timeout(Duration::from_secs(5), served).await.expect("not closed").unwrap();
+            assert!(notices.wait_for(|_| false).await.is_err());
+        }
     }
 }

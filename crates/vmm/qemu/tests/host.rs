@@ -1,14 +1,15 @@
 //! What a QEMU machine shares with its host: the network namespace, and a life longer than its server's.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aenv_model::Bytes;
 use aenv_vmm_driver::test_support::{Rig, TestGuest};
-use aenv_vmm_driver::{MachineSpec, NicSpec, OrphanEnd, Vmm, end_orphan, find_by_work_dir};
+use aenv_vmm_driver::{MachineExit, MachineRecord, MachineSpec, NicSpec, RunState, Vmm, find_by_work_dir};
 use aenv_vmm_qemu::{AccelChoice, Qemu, QemuConfig};
 
 async fn qemu(guest: &TestGuest) -> Result<Qemu, String> {
@@ -92,20 +93,22 @@ async fn server_that_dies() {
         ..Rig::new().spec(&guest, "flood")
     };
     let qemu = qemu(&guest).await.unwrap();
-    let _machine = qemu.boot(spec.clone()).await.unwrap();
+    let machine = qemu.boot(spec.clone()).await.unwrap();
+    std::fs::write(dir.join("record.json"), serde_json::to_vec(&machine.record()).unwrap()).unwrap();
     until("flood", || std::fs::read_to_string(&spec.serial_log).unwrap_or_default().contains("flood")).await;
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
 }
 
 #[tokio::test]
-async fn without_its_server_a_guest_goes_on_its_log_does_not_grow_and_the_next_server_ends_it() {
-    match TestGuest::from_environment() {
-        Ok(guest) => match qemu(&guest).await {
-            Ok(_) => {}
-            Err(why) => return println!("skipped: {why}"),
-        },
+async fn without_its_server_a_guest_goes_on_its_log_does_not_grow_and_the_next_server_continues_it() {
+    let guest = match TestGuest::from_environment() {
+        Ok(guest) => guest,
         Err(why) => return println!("skipped: {why}"),
-    }
+    };
+    let qemu = match qemu(&guest).await {
+        Ok(qemu) => qemu,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let rig = Rig::new();
     let work_dir = rig.path().join("orphan");
     std::fs::create_dir(&work_dir).unwrap();
@@ -122,13 +125,66 @@ async fn without_its_server_a_guest_goes_on_its_log_does_not_grow_and_the_next_s
 
     let found = find_by_work_dir(rig.path()).unwrap();
     let [record] = &found[..] else { panic!("{found:?}; {said}") };
-    let log = || std::fs::metadata(work_dir.join("serial.log")).unwrap().len();
-    let size = log();
+    let log = || std::fs::read(work_dir.join("serial.log")).unwrap();
+    let (before_adoption, size) = (log(), log().len());
     assert!(size <= 64 << 10, "{size}");
     let before = cpu_ticks(record.pid);
     until("the guest goes on", || cpu_ticks(record.pid) > before + 50).await;
-    assert_eq!(log(), size);
-    assert_eq!(end_orphan(record).await.unwrap(), OrphanEnd::Ended);
+    assert_eq!(log(), before_adoption);
+
+    let written: MachineRecord = serde_json::from_slice(&std::fs::read(work_dir.join("record.json")).unwrap()).unwrap();
+    assert!(written.is_same_process(record));
+    let machine = qemu.adopt(&written).await.unwrap();
+    until("the log goes on", || log() != before_adoption).await;
+    assert!(log().len() <= 64 << 10);
+    assert_eq!(machine.kill().await.unwrap(), MachineExit::Killed);
+    rig.assert_empty();
+}
+
+#[tokio::test]
+async fn commands_that_a_former_server_left_half_done_do_not_confuse_the_next_one() {
+    const LAST_WORDS: [&str; 6] = [
+        "",
+        r#"{"execute": "qmp_capa"#,
+        "{\"execute\": \"qmp_capabilities\", \"id\": 1}\n{\"execute\": \"sto",
+        "{\"execute\": \"qmp_capabilities\", \"id\": 1}\n{\"execute\": \"stop\", \"id\": 2}\n",
+        "{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"stop\"}\n{\"execute\": \"cont\"}\n{\"execute\": \"query-status\"}\n{\"exec",
+        "not even\0JSON }}}}] \u{7f}",
+    ];
+    let guest = match TestGuest::from_environment() {
+        Ok(guest) => guest,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let qemu = match qemu(&guest).await {
+        Ok(qemu) => qemu,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let rig = Rig::new();
+    let spec = rig.spec(&guest, "count");
+    let mut machine = qemu.boot(spec.clone()).await.unwrap();
+    until("ready", || std::fs::read_to_string(&spec.serial_log).unwrap_or_default().contains("ready")).await;
+    for round in 0..5 {
+        for words in LAST_WORDS {
+            let record = machine.disown().await;
+            let mut former = UnixStream::connect(spec.work_dir.join("qmp.sock")).unwrap();
+            if round > 0 {
+                // Otherwise it dies before QEMU has taken its connection, or anything it said.
+                let mut greeting = [0; 32];
+                former.read_exact(&mut greeting).unwrap();
+            }
+            former.write_all(words.as_bytes()).unwrap();
+            drop(former);
+
+            machine = qemu.adopt(&record).await.unwrap();
+            let found = machine.run_state().await.unwrap();
+            assert!(matches!(found, RunState::Running | RunState::Paused), "{found:?} after {words:?}");
+            machine.pause_vcpus().await.unwrap();
+            assert_eq!(machine.run_state().await.unwrap(), RunState::Paused, "after {words:?}");
+            machine.resume_vcpus().await.unwrap();
+            assert_eq!(machine.run_state().await.unwrap(), RunState::Running, "after {words:?}");
+        }
+    }
+    machine.kill().await.unwrap();
     rig.assert_empty();
 }
 

@@ -1,14 +1,17 @@
-//! Finds the root device, mounts it, and makes it the root.
+//! Finds the root device, mounts it, makes its file system fill it, and makes it the root.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, File};
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_move};
+
+use crate::console::say;
+use crate::sys::resize_ext4;
 
 /// Where the root is mounted until it is the root.
 pub(super) const NEW_ROOT: &str = "/newroot";
@@ -43,7 +46,14 @@ pub(super) fn mount(device: &str) -> Result<(), RootError> {
     let kinds = file_systems();
     for kind in &kinds {
         match try_mount(device, kind) {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                // A disk of the image's own size is the usual case, and a smaller file system than asked for is a better
+                // place to say so than a machine that does not come up.
+                if let Err(error) = fill(device, kind) {
+                    say!("make the root file system fill {device}: {error}");
+                }
+                return Ok(());
+            }
             // Not this kind.
             Err(Errno::INVAL) => {}
             Err(source) => {
@@ -64,6 +74,39 @@ fn try_mount(device: &str, kind: &str) -> Result<(), Errno> {
 
 fn mount_with(device: &str, kind: &str, flags: MountFlags) -> Result<(), Errno> {
     rustix::mount::mount(device, NEW_ROOT, kind, flags, None)
+}
+
+/// Makes the file system on [`NEW_ROOT`] as large as its device.
+fn fill(device: &str, kind: &str) -> io::Result<()> {
+    if kind != "ext4" {
+        return Ok(());
+    }
+    let mut disk = File::open(device)?;
+    let mut superblock = [0; SUPERBLOCK_SIZE];
+    disk.read_exact_at(&mut superblock, SUPERBLOCK_AT)?;
+    let size = disk.seek(SeekFrom::End(0))?;
+    match blocks_to_fill(&superblock, size) {
+        Some(blocks) => resize_ext4(File::open(NEW_ROOT)?, blocks),
+        None => Ok(()),
+    }
+}
+
+/// Where an ext4 superblock is, and how much of it is read (linux: `Documentation/filesystems/ext4/super.rst`).
+const SUPERBLOCK_AT: u64 = 1024;
+const SUPERBLOCK_SIZE: usize = 1024;
+
+/// How many blocks a file system with this superblock has on a device of `size` bytes, if that is more than it has now.
+fn blocks_to_fill(superblock: &[u8; SUPERBLOCK_SIZE], size: u64) -> Option<u64> {
+    /// `s_feature_incompat`: block counts have 64 bits.
+    const INCOMPAT_64BIT: u32 = 0x80;
+    let word =
+        |at: usize| u32::from_le_bytes([superblock[at], superblock[at + 1], superblock[at + 2], superblock[at + 3]]);
+    let (blocks_lo, log_block_size, blocks_per_group) = (word(0x4), word(0x18), word(0x20));
+    let blocks_hi = if word(0x60) & INCOMPAT_64BIT == 0 { 0 } else { word(0x150) };
+    let now = u64::from(blocks_hi) << 32 | u64::from(blocks_lo);
+    let could = size >> (10 + log_block_size.min(6));
+    // Less than a block group may have no room for its own tables.
+    (could >= now.saturating_add(u64::from(blocks_per_group))).then_some(could)
 }
 
 /// File systems that live on devices, as the kernel lists them; ours first.
@@ -111,5 +154,36 @@ fn free_initramfs() {
                 Err(_) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock(blocks: u64, incompat: u32) -> [u8; SUPERBLOCK_SIZE] {
+        let mut superblock = [0; SUPERBLOCK_SIZE];
+        let mut put = |at: usize, value: u32| superblock[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        put(0x4, blocks as u32);
+        put(0x150, (blocks >> 32) as u32);
+        put(0x18, 2);
+        put(0x20, 32_768);
+        put(0x60, incompat);
+        superblock
+    }
+
+    #[test]
+    fn a_file_system_grows_to_its_device_when_a_block_group_fits() {
+        let (gib, blocks) = (1 << 30, 1 << 18);
+        assert_eq!(blocks_to_fill(&superblock(blocks, 0x80), gib), None);
+        assert_eq!(blocks_to_fill(&superblock(blocks, 0x80), gib + (1 << 20)), None);
+        assert_eq!(blocks_to_fill(&superblock(blocks, 0x80), 2 * gib), Some(2 * blocks));
+    }
+
+    #[test]
+    fn high_words_count_only_with_64_bit_numbers() {
+        let blocks = (5 << 32) + 7;
+        assert_eq!(blocks_to_fill(&superblock(blocks, 0x80), 1 << 40), None);
+        assert_eq!(blocks_to_fill(&superblock(blocks, 0), 1 << 40), Some(1 << 28));
     }
 }

@@ -33,6 +33,14 @@ pub(super) async fn envs(State(envd): State<Arc<Envd>>) -> Response {
     Json(envd.settings.global_env()).into_response()
 }
 
+/// `POST /sync`: what processes have written is on the disk. Asked before a pause that keeps nothing else.
+pub(super) async fn sync() -> Response {
+    match tokio::task::spawn_blocking(rustix::fs::sync).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
 /// `POST /init`: applies what the node says, unless a newer request was applied already.
 pub(super) async fn init(
     State(envd): State<Arc<Envd>>,

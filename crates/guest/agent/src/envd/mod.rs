@@ -160,6 +160,7 @@ fn routes(envd: &Arc<Envd>) -> axum::Router {
         .route("/files/compose", post(upload::compose))
         .route("/health", get(init::health))
         .route("/init", post(init::init))
+        .route("/sync", post(init::sync))
         .route("/metrics", get(metrics::metrics))
         .route("/envs", get(init::envs))
         .with_state(Arc::clone(envd))

@@ -322,14 +322,15 @@ async fn a_terminal_is_controlling_sized_and_resized() {
     let resize =
         wire::UpdateRequest { process: selector.clone().into(), pty: size(120, 40).into(), ..Default::default() };
     agent.processes().update(resize).await.unwrap();
+    // Before anything is typed: the shell ends once it has read a line.
+    let close = wire::CloseStdinRequest { process: selector.clone().into(), ..Default::default() };
+    assert_eq!(agent.processes().close_stdin(close).await.unwrap_err().code, ErrorCode::Unknown);
     let typed = wire::SendInputRequest {
-        process: selector.clone().into(),
+        process: selector.into(),
         input: wire::ProcessInput { input: Some(Input::Pty(b"hello\n".to_vec())), ..Default::default() }.into(),
         ..Default::default()
     };
     agent.processes().send_input(typed).await.unwrap();
-    let close = wire::CloseStdinRequest { process: selector.into(), ..Default::default() };
-    assert_eq!(agent.processes().close_stdin(close).await.unwrap_err().code, ErrorCode::Unknown);
     while let Some(message) = stream.message().await.unwrap() {
         story.add(message.to_owned_message().event.into_option());
     }

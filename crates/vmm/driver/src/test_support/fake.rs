@@ -1,6 +1,6 @@
 //! A VMM whose machines run nothing: for the tests of the layers above.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,9 +9,12 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::{
-    GuestMemory, Machine, MachineExit, MachineRecord, MachineSpec, ProcessSpec, Vmm, VmmError, VmmIdentity, VmmKind,
-    VmmProcess,
+    AdoptError, Attachment, Blank, BlankSpec, GuestMemory, Machine, MachineExit, MachineRecord, MachineSpec,
+    ProcessSpec, RunState, Vmm, VmmError, VmmIdentity, VmmKind, VmmProcess,
 };
+
+/// Exists in the work dir of a machine that is a process while its vCPUs are paused: that outlives us, too.
+const PAUSED_MARK: &str = "vcpus-paused";
 
 /// How the next machine behaves.
 #[derive(Debug, Clone, Default)]
@@ -26,30 +29,40 @@ pub struct FakePlan {
     pub kill_takes: Duration,
     /// Calls of `pause_vcpus`, `resume_vcpus` and `save_device_state` are refused with this text.
     pub refuses_calls: Option<String>,
+    /// An adoption finds it alive, but gets no answer.
+    pub ignores_adoption: bool,
 }
 
 /// A VMM whose machines are entries of a table or, for tests of what outlives a server, sleeping processes.
 ///
 /// Machines behave unless told otherwise by [`FakeVmm::plan_next`]. Clones are the same VMM, so a test keeps one while
-/// the code under test owns another.
+/// the code under test owns another, and a second owner adopts what the first one left. A machine that is a process is
+/// adopted by any other such VMM, too, one of a later process included.
 #[derive(Debug, Clone)]
 pub struct FakeVmm {
     identity: VmmIdentity,
     processes: bool,
+    blanks: bool,
     shared: Arc<Mutex<Shared>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     plans: VecDeque<FakePlan>,
+    births: u64,
     booted: usize,
+    adopted: usize,
     live: HashMap<String, Arc<Body>>,
+    waiting: usize,
+    /// Pid and start time of those that ended: the kernel may take a moment to let go of one.
+    ended: HashSet<(u32, u64)>,
 }
 
 /// What exists of a fake machine.
 #[derive(Debug)]
 struct Body {
-    spec: MachineSpec,
+    /// `None`: started by another process.
+    spec: Option<MachineSpec>,
     plan: FakePlan,
     record: MachineRecord,
     process: Option<VmmProcess>,
@@ -58,11 +71,23 @@ struct Body {
 }
 
 impl FakeVmm {
-    /// Machines live in memory only; their records name no process (pid 0).
+    /// Machines live in memory only; their records name no process (pid 0), so only adoption finds them.
     #[must_use]
     pub fn in_memory() -> Self {
         let identity = VmmIdentity { kind: VmmKind::QemuTcg, version: "0.0-fake".into() };
-        Self { identity, processes: false, shared: Arc::default() }
+        Self { identity, processes: false, blanks: false, shared: Arc::default() }
+    }
+
+    /// The same; it comes up before its machine is known, if asked to.
+    #[must_use]
+    pub fn with_blanks(self) -> Self {
+        Self { blanks: true, ..self }
+    }
+
+    /// How many of it wait for a machine.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.lock().waiting
     }
 
     /// Machines are `sleep` processes, which stay when the test forgets them: end them by record or work dir.
@@ -90,10 +115,16 @@ impl FakeVmm {
         self.lock().booted
     }
 
-    /// What a live machine was made of.
+    /// How many machines were adopted so far, failures excluded.
+    #[must_use]
+    pub fn adopted(&self) -> usize {
+        self.lock().adopted
+    }
+
+    /// What a live machine of this VMM was made of.
     #[must_use]
     pub fn spec(&self, name: &str) -> Option<MachineSpec> {
-        self.lock().live.get(name).map(|body| body.spec.clone())
+        self.lock().live.get(name).and_then(|body| body.spec.clone())
     }
 
     /// Whether the vCPUs of a live machine are paused.
@@ -115,6 +146,7 @@ impl FakeVmm {
     fn end(&self, name: &str, exit: MachineExit) -> bool {
         let body = self.lock().live.remove(name);
         if let Some(body) = &body {
+            self.lock().ended.insert((body.record.pid, body.record.start_time));
             body.announce(exit);
             body.process.iter().for_each(VmmProcess::signal_kill);
         }
@@ -135,27 +167,46 @@ impl FakeVmm {
             return Err(VmmError::Refused { operation: "boot", detail: format!("machine {} is live", spec.name) });
         }
         let process = if self.processes { Some(VmmProcess::spawn(sleeper(&spec)).await?) } else { None };
-        let nowhere = MachineRecord { name: spec.name.clone(), pid: 0, start_time: 0, work_dir: spec.work_dir.clone() };
+        let attachment = Attachment {
+            vmm: self.identity.clone(),
+            serial_log: spec.serial_log.clone(),
+            serial_log_limit: spec.serial_log_limit,
+            memory_image: spec.memory_image.clone().unwrap_or_else(|| spec.work_dir.join("memory")),
+        };
+        let nowhere = MachineRecord {
+            name: spec.name.clone(),
+            pid: 0,
+            start_time: self.next_birth(),
+            work_dir: spec.work_dir.clone(),
+            attachment: None,
+        };
         let record = process.as_ref().map_or(nowhere, |process| process.record().clone());
-        if let Some(process) = &process {
-            process.release();
+        let record = MachineRecord { attachment: Some(attachment), ..record };
+        let body =
+            Body { record, process, plan, paused: Mutex::new(false), exit: watch::channel(None).0, spec: Some(spec) };
+        if paused {
+            body.pause(true)?;
         }
-        let body = Arc::new(Body {
-            record,
-            process,
-            plan,
-            paused: Mutex::new(paused),
-            exit: watch::channel(None).0,
-            spec: spec.clone(),
-        });
+        body.process.iter().for_each(VmmProcess::release);
+        self.lock().booted += 1;
+        Ok(self.own(body))
+    }
+
+    /// Tells a machine in memory from all others, former ones of its name included.
+    fn next_birth(&self) -> u64 {
         let mut shared = self.lock();
-        shared.booted += 1;
-        shared.live.insert(spec.name, body.clone());
-        drop(shared);
+        shared.births += 1;
+        shared.births
+    }
+
+    /// Puts a machine among the live ones.
+    fn own(&self, body: Body) -> Box<dyn Machine> {
+        let body = Arc::new(body);
+        self.lock().live.insert(body.record.name.clone(), body.clone());
         if let Some(process) = &body.process {
             tokio::spawn(follow(process.end(), body.record.clone(), self.clone()));
         }
-        Ok(Box::new(FakeMachine { vmm: self.clone(), body }))
+        Box::new(FakeMachine { vmm: self.clone(), body })
     }
 }
 
@@ -184,6 +235,22 @@ impl Body {
         self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn pause(&self, pause: bool) -> Result<(), VmmError> {
+        if self.process.is_some() {
+            let mark = self.record.work_dir.join(PAUSED_MARK);
+            let marked = match pause {
+                true => std::fs::write(&mark, ""),
+                false => std::fs::remove_file(&mark).or_else(|e| match e.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(e),
+                }),
+            };
+            marked.map_err(|source| VmmError::Io { operation: "mark paused vCPUs", path: mark, source })?;
+        }
+        *self.paused() = pause;
+        Ok(())
+    }
+
     /// The first end that is announced is the one that happened.
     fn announce(&self, exit: MachineExit) {
         self.exit.send_if_modified(|known| {
@@ -208,6 +275,70 @@ impl Vmm for FakeVmm {
         let io_error = |source| VmmError::Io { operation: "read device state", path: state.to_owned(), source };
         std::fs::read(state).map_err(io_error)?;
         self.start(spec, true).await
+    }
+
+    async fn blank(&self, spec: BlankSpec) -> Result<Option<Box<dyn Blank>>, VmmError> {
+        if !self.blanks {
+            return Ok(None);
+        }
+        self.lock().waiting += 1;
+        Ok(Some(Box::new(FakeBlank { vmm: self.clone(), spec })))
+    }
+
+    async fn adopt(&self, record: &MachineRecord) -> Result<Box<dyn Machine>, AdoptError> {
+        let (name, pid) = (record.name.clone(), record.pid);
+        if self.lock().ended.contains(&(pid, record.start_time)) {
+            return Err(AdoptError::Gone { name, pid });
+        }
+        let process = if self.processes { Some(VmmProcess::adopt(record.clone()).await?) } else { None };
+        let known = self.lock().live.get(&name).cloned();
+        let machine: Box<dyn Machine> = match (known, process) {
+            (Some(body), _) if body.record.is_same_process(record) => {
+                if body.plan.ignores_adoption {
+                    let source = VmmError::Deadline { operation: "adoption", deadline: Duration::ZERO };
+                    return Err(AdoptError::Unresponsive { name, pid, source });
+                }
+                Box::new(FakeMachine { vmm: self.clone(), body })
+            }
+            (_, Some(process)) => self.own(Body {
+                record: record.clone(),
+                process: Some(process),
+                plan: FakePlan::default(),
+                paused: record.work_dir.join(PAUSED_MARK).exists().into(),
+                exit: watch::channel(None).0,
+                spec: None,
+            }),
+            (Some(_), None) => return Err(AdoptError::NotOurs { name, pid }),
+            (None, None) => return Err(AdoptError::Gone { name, pid }),
+        };
+        self.lock().adopted += 1;
+        Ok(machine)
+    }
+}
+
+/// Counted while it is there.
+struct FakeBlank {
+    vmm: FakeVmm,
+    spec: BlankSpec,
+}
+
+impl Drop for FakeBlank {
+    fn drop(&mut self) {
+        self.vmm.lock().waiting -= 1;
+    }
+}
+
+#[async_trait]
+impl Blank for FakeBlank {
+    async fn restore(self: Box<Self>, spec: MachineSpec, state: &Path) -> Result<Box<dyn Machine>, VmmError> {
+        if (&spec.work_dir, spec.shape) != (&self.spec.work_dir, self.spec.shape) {
+            return Err(VmmError::Refused { operation: "restore", detail: "it waits for another machine".into() });
+        }
+        self.vmm.restore(spec, state).await
+    }
+
+    async fn end(self: Box<Self>) -> Result<(), VmmError> {
+        Ok(())
     }
 }
 
@@ -249,20 +380,29 @@ impl Machine for FakeMachine {
         self.body.record.clone()
     }
 
+    fn identity(&self) -> &VmmIdentity {
+        self.body.record.attachment.as_ref().map_or(&self.vmm.identity, |attachment| &attachment.vmm)
+    }
+
     fn exit(&self) -> watch::Receiver<Option<MachineExit>> {
         self.body.exit.subscribe()
     }
 
     async fn pause_vcpus(&self) -> Result<(), VmmError> {
         self.call("stop")?;
-        *self.body.paused() = true;
-        Ok(())
+        self.body.pause(true)
     }
 
     async fn resume_vcpus(&self) -> Result<(), VmmError> {
         self.call("cont")?;
-        *self.body.paused() = false;
-        Ok(())
+        self.body.pause(false)
+    }
+
+    async fn run_state(&self) -> Result<RunState, VmmError> {
+        match self.exit_now() {
+            Some(exit) => Err(VmmError::Ended { operation: "query of the run state", detail: format!("{exit:?}") }),
+            None => Ok(if *self.body.paused() { RunState::Paused } else { RunState::Running }),
+        }
     }
 
     async fn save_device_state(&self, to: &Path) -> Result<(), VmmError> {
@@ -292,6 +432,10 @@ impl Machine for FakeMachine {
     async fn kill(&self) -> Result<MachineExit, VmmError> {
         tokio::time::sleep(self.body.plan.kill_takes).await;
         self.end(MachineExit::Killed).await
+    }
+
+    async fn disown(self: Box<Self>) -> MachineRecord {
+        self.record()
     }
 }
 
@@ -336,6 +480,26 @@ mod tests {
         assert_eq!(vmm.live(), ["b"]);
         assert_eq!(machine.shutdown(Duration::from_millis(5)).await.unwrap(), MachineExit::Killed);
         assert_eq!((vmm.live().len(), vmm.started()), (0, 2));
+    }
+
+    #[tokio::test]
+    async fn a_machine_in_memory_is_adopted_by_its_record_as_long_as_it_lives() {
+        let (vmm, dir) = (FakeVmm::in_memory(), Path::new("/nowhere"));
+        let record = vmm.boot(spec("a", dir)).await.unwrap().disown().await;
+        let machine = vmm.adopt(&record).await.unwrap();
+        machine.pause_vcpus().await.unwrap();
+        drop(machine);
+        let machine = vmm.adopt(&record).await.unwrap();
+        assert_eq!(machine.run_state().await.unwrap(), RunState::Paused);
+        let stranger = MachineRecord { start_time: 77, ..record.clone() };
+        assert!(matches!(vmm.adopt(&stranger).await, Err(AdoptError::NotOurs { .. })));
+        machine.kill().await.unwrap();
+        assert!(matches!(vmm.adopt(&record).await, Err(AdoptError::Gone { .. })));
+
+        vmm.plan_next(FakePlan { ignores_adoption: true, ..FakePlan::default() });
+        let record = vmm.boot(spec("a", dir)).await.unwrap().record();
+        assert!(matches!(vmm.adopt(&record).await, Err(AdoptError::Unresponsive { .. })));
+        assert_eq!(vmm.adopted(), 2);
     }
 
     #[tokio::test]

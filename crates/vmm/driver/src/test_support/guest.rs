@@ -23,6 +23,7 @@ pub struct TestGuest {
     kernel: PathBuf,
     initramfs: PathBuf,
     has_modules: bool,
+    speaks: bool,
     _dir: TempDir,
 }
 
@@ -59,7 +60,15 @@ impl TestGuest {
         }
         let initramfs = dir.path().join("initramfs");
         pack(base.as_deref(), &init, &initramfs).map_err(|e| format!("pack the guest's initramfs: {e}"))?;
-        Ok(Self { kernel, initramfs, has_modules: base.is_some(), _dir: dir })
+        Ok(Self { kernel, initramfs, has_modules: base.is_some(), speaks: true, _dir: dir })
+    }
+
+    /// A guest for a VMM that runs none: its console stays silent, and it has no memory.
+    #[must_use]
+    pub fn imaginary() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = |name: &str| dir.path().join(name);
+        Self { kernel: file("kernel"), initramfs: file("initramfs"), has_modules: false, speaks: false, _dir: dir }
     }
 
     /// The guest kernel.
@@ -72,6 +81,11 @@ impl TestGuest {
     #[must_use]
     pub fn initramfs(&self) -> &Path {
         &self.initramfs
+    }
+
+    /// Whether the guest really runs.
+    pub(crate) fn speaks(&self) -> bool {
+        self.speaks
     }
 
     /// Whether the guest can use disks.
@@ -177,6 +191,18 @@ pub(crate) async fn wait_for(log: &Path, text: &str) -> String {
     match tokio::time::timeout(Duration::from_secs(60), wait).await {
         Ok(said) => said,
         Err(_) => panic!("no {text:?} within a minute in: {}", read(log)),
+    }
+}
+
+/// Waits until the guest has counted to `least`; numbers before it may be missing. Panics, with the log, after a minute.
+pub(crate) async fn wait_for_count(log: &Path, least: u64) {
+    let wait = async {
+        while counted(log) < least {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(60), wait).await.is_err() {
+        panic!("no count of {least} within a minute in: {}", read(log));
     }
 }
 
