@@ -80,11 +80,11 @@ impl BuildLog {
     }
 }
 
-/// Imports the image of `request` to `target`; the state to record for the build.
+/// Imports the image of `request` to `target` for `owner`; the state to record for the build.
 pub(crate) async fn run(
     importer: &dyn ImportImage,
     request: &BuildRequest,
-    target: &Path,
+    (target, owner): (&Path, &str),
     log: &BuildLog,
     cancel: CancellationToken,
 ) -> BuildState {
@@ -93,15 +93,16 @@ pub(crate) async fn run(
     let teller = ProgressTeller { log, last: Mutex::new(None) };
     let credentials = request.credentials.clone();
     let progress = |progress| teller.tell(&progress);
-    let imported = importer.import(&request.reference, credentials, target, &progress, cancel).await;
+    let imported = importer.import(&request.reference, credentials, target, owner, &progress, cancel).await;
     match imported {
         Ok(imported) => {
-            log.add(LogLevel::Info, format!("Build finished, took {:.1}s", begun.elapsed().as_secs_f64()));
+            log.add(LogLevel::Info, format!("The image is here, took {:.1}s", begun.elapsed().as_secs_f64()));
             BuildState::Ready {
                 image: request.image.clone(),
                 digest: imported.digest,
                 config: imported.config,
                 disk_size: imported.size,
+                capture: None,
             }
         }
         Err(error) => failed(log, &error),
@@ -150,7 +151,17 @@ fn describe(progress: &Progress) -> (String, String, bool) {
             format!("Unpacking layer {}/{total}: {done_bytes} of {total_bytes}", index + 1),
             done_bytes == total_bytes,
         ),
-        Progress::Building => ("build".into(), "Building the root file system".into(), false),
+        Progress::Cached { index, total } => {
+            (format!("cached {index}"), format!("Layer {}/{total}: here already", index + 1), true)
+        }
+        Progress::Waiting { index, total } => {
+            let line = format!("Layer {}/{total}: waiting for another import that makes it", index + 1);
+            (format!("wait {index}"), line, false)
+        }
+        Progress::Committing { index, total } => {
+            (format!("commit {index}"), format!("Keeping layer {}/{total}", index + 1), false)
+        }
+        Progress::Building => ("build".into(), "Making an empty file system".into(), false),
         other => ("other".into(), format!("{other:?}"), false), // a stage newer than this
     }
 }

@@ -1,7 +1,7 @@
 //! What the node store keeps of a template.
 
 use aenv_image::ImageConfig;
-use aenv_model::{BuildId, Bytes, MachineShape, TemplateId};
+use aenv_model::{BuildId, Bytes, CaptureId, MachineShape, SandboxId, TemplateId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,9 @@ pub struct TemplateRecord {
     pub updated_at: Timestamp,
     /// Its builds, oldest first. At most one is ready: a newer success replaces it.
     pub builds: Vec<BuildRecord>,
+    /// Whether it is in the repository that nodes share: that says what there is of it.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 impl TemplateRecord {
@@ -62,6 +65,7 @@ pub struct BuildRecord {
 /// Where a build stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
+#[expect(clippy::large_enum_variant, reason = "a template has a few builds, and most of those kept are ready")]
 pub enum BuildState {
     /// Created, not started.
     Waiting,
@@ -77,6 +81,9 @@ pub enum BuildState {
         config: ImageConfig,
         /// Virtual size of the root file system.
         disk_size: Bytes,
+        /// A machine booted on it that sandboxes go on from.
+        #[serde(default)]
+        capture: Option<CaptureId>,
     },
     /// It failed.
     Error {
@@ -95,4 +102,43 @@ pub enum FailedAt {
     Base,
     /// Publishing the result.
     Finalize,
+}
+
+impl FailedAt {
+    /// As records of other nodes have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Finalize => "finalize",
+        }
+    }
+
+    /// What [`name`](Self::name) gave; a step of another version is the last.
+    pub(crate) fn named(name: &str) -> Self {
+        if name == Self::Base.name() { Self::Base } else { Self::Finalize }
+    }
+}
+
+/// A snapshot of a sandbox, from which others start as from a template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    /// Its id, among those of templates.
+    pub id: TemplateId,
+    /// Its name, among those of templates.
+    pub name: Option<String>,
+    /// The sandbox it was taken of.
+    pub sandbox: SandboxId,
+    /// The instant of it.
+    pub created_at: Timestamp,
+    /// The machine of sandboxes from it.
+    pub shape: MachineShape,
+    /// Virtual size of the disk.
+    pub disk_size: Bytes,
+    /// What processes get that name nothing else.
+    pub config: ImageConfig,
+    /// What there is of it.
+    pub capture: CaptureId,
+    /// Whether it is in the repository that nodes share: that says whether it is there.
+    #[serde(default)]
+    pub shared: bool,
 }

@@ -1,14 +1,15 @@
 //! The registry of templates: names, records, running builds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aenv_durable::{Row, Store, StoreError, Table};
 use aenv_image::ImageConfig;
-use aenv_model::{BuildId, Bytes, MachineShape, TemplateId};
+use aenv_model::{BuildId, Bytes, CaptureId, MachineShape, TemplateId};
+use aenv_repository::{RepositoryError, Resources};
+use aenv_snapshot::{Capture, CaptureError, CaptureStore};
 use aenv_tasks::{StillRunning, TaskScope};
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -17,8 +18,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::build::{BuildLog, BuildRequest, BuildView, LogEntry, LogLevel, run};
-use crate::record::{BuildRecord, BuildState, FailedAt, TemplateRecord};
-use crate::seams::ImportImage;
+use crate::files::{RootfsLease, remove_dir, rootfs};
+use crate::image::{ImageProblem, ReadyImage, import};
+use crate::record::{BuildRecord, BuildState, FailedAt, SnapshotRecord, TemplateRecord};
+use crate::seams::{ImportImage, Warm};
+use crate::shared::{Adopted, PublishError, Shared, is_missing};
+use crate::snapshots::{Kept, snapshot_rows};
 
 /// Longest template name, as the API has it.
 const NAME_LIMIT: usize = 128;
@@ -32,13 +37,11 @@ const ROW_VERSION: u32 = 1;
 pub struct TemplateConfig {
     /// Builds at work at the same time; others wait their turn.
     pub max_concurrent_builds: usize,
-    /// Free space of a root file system whose builder asks for none. Sparse: it costs nothing until it is used.
-    pub min_free_disk_mib: u64,
 }
 
 impl Default for TemplateConfig {
     fn default() -> Self {
-        Self { max_concurrent_builds: 4, min_free_disk_mib: 1024 }
+        Self { max_concurrent_builds: 4 }
     }
 }
 
@@ -51,48 +54,41 @@ pub struct Parts {
     pub dir: PathBuf,
     /// Turns images into root file systems.
     pub importer: Arc<dyn ImportImage>,
+    /// Has the captures of builds and snapshots.
+    pub captures: CaptureStore,
+    /// Boots what sandboxes go on from. `None`: every sandbox boots.
+    pub warm: Option<Arc<dyn Warm>>,
+    /// What nodes share. `None`: all is this node's alone.
+    pub shared: Option<Shared>,
 }
 
 /// All templates of this node. Cloning shares it.
 #[derive(Debug, Clone)]
 pub struct Templates {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    parts: Parts,
+pub(crate) struct Inner {
+    pub(crate) parts: Parts,
     rows: Table<TemplateRecord>,
+    pub(crate) snapshot_rows: Table<SnapshotRecord>,
     /// Serialises changes: each is decided on the current records, made durable, then shown.
-    writer: tokio::sync::Mutex<()>,
+    pub(crate) writer: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     permits: Semaphore,
     scope: TaskScope,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(crate) struct State {
     records: HashMap<TemplateId, TemplateRecord>,
+    pub(crate) snapshots: HashMap<TemplateId, Kept>,
+    /// Of ready builds.
+    captures: HashMap<BuildId, Capture>,
     at_work: HashMap<BuildId, AtWork>,
     leases: HashMap<BuildId, RootfsLease>,
-}
-
-/// Keeps a build's files in place. A build that was replaced or deleted loses them with the last lease.
-#[derive(Debug, Clone)]
-pub struct RootfsLease(Arc<BuildDir>);
-
-#[derive(Debug)]
-struct BuildDir {
-    path: PathBuf,
-    doomed: AtomicBool,
-}
-
-impl Drop for BuildDir {
-    fn drop(&mut self) {
-        if self.doomed.load(Ordering::Acquire) {
-            remove_dir(&self.path);
-        }
-    }
+    pub(crate) adopted: Adopted,
 }
 
 #[derive(Debug, Clone)]
@@ -102,23 +98,32 @@ struct AtWork {
     ended: CancellationToken,
 }
 
-/// A template that sandboxes can start from.
+/// What sandboxes can start from: a template, or a snapshot.
 #[derive(Debug, Clone)]
 pub struct ReadyTemplate {
     /// Its id.
     pub id: TemplateId,
     /// Its name.
-    pub name: String,
-    /// Its root file system.
-    pub rootfs: PathBuf,
-    /// Keeps `rootfs` in place, whatever becomes of the template.
-    pub lease: RootfsLease,
-    /// Virtual size of the root file system.
-    pub disk_size: Bytes,
+    pub name: Option<String>,
+    /// A machine to go on from.
+    pub capture: Option<Capture>,
+    /// A root file system to boot.
+    pub image: Option<ReadyImageFiles>,
     /// Machine of sandboxes from it.
     pub shape: MachineShape,
     /// The image's own settings.
     pub config: ImageConfig,
+}
+
+/// A root file system to boot.
+#[derive(Debug, Clone)]
+pub struct ReadyImageFiles {
+    /// It.
+    pub rootfs: PathBuf,
+    /// Keeps `rootfs` in place, whatever becomes of the template.
+    pub lease: RootfsLease,
+    /// Its virtual size.
+    pub disk_size: Bytes,
 }
 
 /// A name that no template can have.
@@ -138,6 +143,12 @@ pub enum CreateTemplateError {
     /// The name.
     #[error(transparent)]
     Name(#[from] NameProblem),
+    /// A snapshot has that name.
+    #[error("a snapshot has the name '{0}'")]
+    Taken(String),
+    /// What nodes share.
+    #[error("announce the template to other nodes")]
+    Repository(#[from] RepositoryError),
     /// The node store.
     #[error("record the template")]
     Store(#[from] StoreError),
@@ -152,13 +163,16 @@ pub enum StartBuildError {
     /// The build was started before.
     #[error("build {0} was started already")]
     AlreadyStarted(BuildId),
+    /// What nodes share.
+    #[error("claim the build among nodes")]
+    Repository(#[from] RepositoryError),
     /// The node store.
     #[error("record the build")]
     Store(#[from] StoreError),
 }
 
 /// Why a template cannot be used for a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// Neither an id nor a name of ours.
     #[error("template '{0}' not found")]
@@ -166,6 +180,15 @@ pub enum ResolveError {
     /// It has no successful build yet.
     #[error("template '{0}' has no finished build")]
     NotReady(String),
+    /// What nodes share.
+    #[error("look for the template among what nodes share")]
+    Repository(#[from] RepositoryError),
+    /// What another node captured does not become a capture of this one.
+    #[error("take over a capture of another node")]
+    Adopt(#[from] CaptureError),
+    /// What is gone elsewhere is not gone here.
+    #[error(transparent)]
+    Forget(#[from] DeleteTemplateError),
 }
 
 /// Why a template was not deleted.
@@ -177,19 +200,47 @@ pub enum DeleteTemplateError {
     /// The node store; the template is still there.
     #[error("delete the template's record")]
     Store(#[from] StoreError),
+    /// What nodes share; the template may still be there.
+    #[error("delete the template for all nodes")]
+    Repository(#[from] RepositoryError),
+}
+
+/// Version of the snapshot rows.
+pub(crate) const SNAPSHOT_VERSION: u32 = 1;
+
+/// Captures that the templates and snapshots in `store` need. `None`: there are records that this version does not
+/// understand, which may need any. Blocking, for a moment.
+pub fn captures(store: &Store) -> Result<Option<BTreeSet<CaptureId>>, StoreError> {
+    let mut needed = BTreeSet::new();
+    for (_, row) in store.table::<TemplateRecord>("templates", ROW_VERSION).list_blocking()? {
+        let Row::Known(record) = row else { return Ok(None) };
+        needed.extend(record.builds.iter().filter_map(|build| match &build.state {
+            BuildState::Ready { capture, .. } => *capture,
+            _ => None,
+        }));
+    }
+    for (_, row) in snapshot_rows(store).list_blocking()? {
+        let Row::Known(record) = row else { return Ok(None) };
+        needed.insert(record.capture);
+    }
+    Ok(Some(needed))
 }
 
 impl Templates {
     /// Reads the records; builds that a former server left unfinished become errors, files without a record go.
-    pub fn start(parts: Parts, store: &Store) -> Result<Self, StoreError> {
+    pub async fn start(parts: Parts, store: &Store) -> Result<Self, StoreError> {
         let rows: Table<TemplateRecord> = store.table("templates", ROW_VERSION);
-        let mut records = HashMap::new();
+        let (mut records, mut unfinished) = (HashMap::new(), Vec::new());
         let mut all_known = true;
         for (key, row) in rows.list_blocking()? {
             match row {
                 Row::Known(mut record) => {
-                    if fail_unfinished(&mut record) {
+                    let failed = fail_unfinished(&mut record);
+                    if !failed.is_empty() {
                         rows.put_blocking(&key, &record)?;
+                    }
+                    if record.shared {
+                        unfinished.extend(failed.into_iter().map(|(build, state)| (record.id, build, state)));
                     }
                     records.insert(record.id, record);
                 }
@@ -200,19 +251,44 @@ impl Templates {
             }
         }
         if all_known {
-            sweep(&parts.dir, &records); // with unknown records we cannot tell garbage from theirs
+            // With unknown records we cannot tell garbage from theirs.
+            sweep(&parts.dir, &records);
+            let ready = records.values().filter_map(|record| record.ready().map(|build| build.id.to_string()));
+            parts.importer.release_all_but(ready.collect());
         }
+        let mut captures = HashMap::new();
+        for build in records.values().filter_map(TemplateRecord::ready) {
+            let BuildState::Ready { capture: Some(id), .. } = &build.state else { continue };
+            match parts.captures.find(*id).await {
+                Ok(capture) => _ = captures.insert(build.id, capture),
+                Err(error) => warn!(build_id = %build.id, %error, "sandboxes of a template will boot"),
+            }
+        }
+        let snapshot_rows = snapshot_rows(store);
+        let snapshots = crate::snapshots::load(&snapshot_rows, &parts.captures).await?;
         let permits = Semaphore::new(parts.config.max_concurrent_builds.max(1));
-        let state = Mutex::new(State { records, ..State::default() });
+        let state = Mutex::new(State { records, captures, snapshots, ..State::default() });
         let scope = TaskScope::new("template builds");
         let writer = tokio::sync::Mutex::new(());
-        Ok(Self { inner: Arc::new(Inner { parts, rows, writer, state, permits, scope }) })
+        let templates = Self { inner: Arc::new(Inner { parts, rows, snapshot_rows, writer, state, permits, scope }) };
+        if templates.shared().is_some() {
+            // Nobody waits for it: the repository may be out of reach.
+            let (catching_up, stop) = (templates.clone(), templates.inner.scope.token());
+            templates.inner.scope.spawn("catch up with other nodes", async move {
+                _ = stop.run_until_cancelled(catching_up.catch_up(unfinished)).await;
+            });
+        }
+        Ok(templates)
     }
 
-    /// Settings.
-    #[must_use]
-    pub fn config(&self) -> &TemplateConfig {
-        &self.inner.parts.config
+    /// Tells other nodes what became of builds, and learns from them what is gone.
+    async fn catch_up(&self, unfinished: Vec<(TemplateId, BuildId, BuildState)>) {
+        for (template, build, state) in unfinished {
+            self.tell_failure(template, build, &state).await;
+        }
+        if let Err(error) = self.reconcile().await {
+            warn!(%error, "it is not known what other nodes have deleted");
+        }
     }
 
     /// A fresh build for `name`, waiting to be started. The template is made if the name is new.
@@ -226,19 +302,50 @@ impl Templates {
         check_name(name)?;
         let (templates, name) = (self.clone(), name.to_owned());
         let create = async move { templates.create_now(&name, shape).await };
-        Ok(self.detached(create).await.unwrap_or(Err(StoreError::Closed))?)
+        self.detached(create).await.unwrap_or(Err(StoreError::Closed.into()))
     }
 
-    async fn create_now(&self, name: &str, shape: MachineShape) -> Result<(TemplateRecord, BuildId), StoreError> {
+    async fn create_now(
+        &self,
+        name: &str,
+        shape: MachineShape,
+    ) -> Result<(TemplateRecord, BuildId), CreateTemplateError> {
+        let taken = || CreateTemplateError::Taken(name.to_owned());
+        if self.known_snapshot(name).is_some_and(|known| !known.shared) {
+            return Err(taken());
+        }
+        let own = || self.known(name).filter(|known| !known.shared);
+        // Not under the lock: the repository may be slow, and decides races itself.
+        let announced = match self.shared().filter(|_| own().is_none()) {
+            None => None,
+            Some(shared) => {
+                let announced = shared.repository.announce(name, Resources::new(shape, Bytes(0))).await;
+                Some(announced.map_err(|error| match error {
+                    RepositoryError::Taken { .. } => taken(),
+                    error => error.into(),
+                })?)
+            }
+        };
         let _writer = self.inner.writer.lock().await;
         let now = Timestamp::now();
-        let (mut record, build_id) = match self.find(name) {
-            Some(known) => (known, BuildId::new()),
-            None => {
+        let fresh = |id, created_at, shared| TemplateRecord {
+            id,
+            name: name.to_owned(),
+            created_at,
+            updated_at: now,
+            builds: Vec::new(),
+            shared,
+        };
+        let (mut record, build_id) = match (announced, own()) {
+            (Some((announced, build)), _) => {
+                let known = self.known(&announced.id.to_string());
+                (known.unwrap_or_else(|| fresh(announced.id, announced.created_at, true)), build)
+            }
+            (None, Some(own)) => (own, BuildId::new()),
+            (None, None) if crate::snapshots::find(&self.state().snapshots, name).is_some() => return Err(taken()),
+            (None, None) => {
                 let id = TemplateId::new();
-                let fresh =
-                    TemplateRecord { id, name: name.to_owned(), created_at: now, updated_at: now, builds: Vec::new() };
-                (fresh, id.into())
+                (fresh(id, now, false), id.into())
             }
         };
         record.builds.push(BuildRecord {
@@ -265,19 +372,44 @@ impl Templates {
 
     /// Runs a change to its end, also when whoever asked for it has gone: half a change would leave the records in
     /// memory and in the store apart. `None`: the change panicked.
-    async fn detached<T: Send + 'static>(&self, change: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    pub(crate) async fn detached<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         self.inner.scope.spawn("template change", change).await.ok()
     }
 
     async fn start_build_now(&self, template: &str, build: &str, request: BuildRequest) -> Result<(), StartBuildError> {
         let missing = || StartBuildError::NotFound { template: template.to_owned(), build: build.to_owned() };
-        let _writer = self.inner.writer.lock().await;
         let build_id: BuildId = build.parse().map_err(|_| missing())?;
-        let mut record = self.find(template).ok_or_else(missing)?;
-        let entry = record.builds.iter_mut().find(|entry| entry.id == build_id).ok_or_else(missing)?;
-        if entry.state != BuildState::Waiting {
-            return Err(StartBuildError::AlreadyStarted(build_id));
+        let known = || self.known(template).filter(|known| known.build(build_id).is_some());
+        let waiting = |record: &TemplateRecord| match record.build(build_id) {
+            Some(build) if build.state == BuildState::Waiting => Ok(()),
+            Some(_) => Err(StartBuildError::AlreadyStarted(build_id)),
+            None => Err(missing()),
+        };
+        let found = match known() {
+            Some(known) => known,
+            None => self.find(template).await?.ok_or_else(missing)?, // announced to another node
+        };
+        waiting(&found)?;
+        if let Some(shared) = self.shared().filter(|_| found.shared) {
+            // Not under the lock: of all nodes and requests that claim it, one succeeds.
+            match shared.repository.claim(found.id, build_id).await {
+                Ok(_) => {}
+                Err(RepositoryError::Started) => return Err(StartBuildError::AlreadyStarted(build_id)),
+                Err(error) if is_missing(&error) => return Err(missing()), // deleted, or a newer one was announced
+                Err(error) => return Err(error.into()),
+            }
         }
+        let _writer = self.inner.writer.lock().await;
+        let mut record = match known() {
+            Some(known) => known,
+            None if found.shared => found,
+            None => return Err(missing()),
+        };
+        waiting(&record)?;
+        let entry = record.builds.iter_mut().find(|entry| entry.id == build_id).ok_or_else(missing)?;
         entry.state = BuildState::Building;
         entry.updated_at = Timestamp::now();
         let template_id = record.id;
@@ -298,16 +430,20 @@ impl Templates {
     }
 
     async fn build_to_end(&self, template: TemplateId, build: BuildId, request: &BuildRequest, work: &AtWork) {
-        let rootfs = self.rootfs(template, build);
+        let dir = self.build_dir(template, build);
         let state = tokio::select! {
             permit = self.inner.permits.acquire() => {
                 let _permit = permit;
-                match rootfs.parent().map(std::fs::create_dir_all) {
-                    Some(Err(error)) => BuildState::Error {
+                match std::fs::create_dir_all(&dir) {
+                    Err(error) => BuildState::Error {
                         message: format!("the node cannot keep the template: {error}"),
                         step: FailedAt::Finalize,
                     },
-                    _ => run(self.inner.parts.importer.as_ref(), request, &rootfs, &work.log, work.cancel.clone()).await,
+                    Ok(()) => {
+                        let (importer, target) = (self.inner.parts.importer.as_ref(), (&*rootfs(&dir), &*build.to_string()));
+                        let imported = run(importer, request, target, &work.log, work.cancel.clone()).await;
+                        self.warm(template, build, imported, work).await
+                    }
                 }
             }
             () = work.cancel.cancelled() => BuildState::Error {
@@ -320,6 +456,77 @@ impl Templates {
         }
     }
 
+    /// Boots the machine that sandboxes of a build go on from.
+    async fn warm(&self, template: TemplateId, build: BuildId, imported: BuildState, work: &AtWork) -> BuildState {
+        let Some(warm) = &self.inner.parts.warm else { return imported };
+        let BuildState::Ready { image, digest, config, disk_size, .. } = imported else { return imported };
+        let shape = match self.state().records.get(&template).and_then(|record| record.build(build)) {
+            Some(build) => build.shape,
+            None => return BuildState::Ready { image, digest, config, disk_size, capture: None }, // deleted meanwhile
+        };
+        let begun = Instant::now();
+        work.log.add(LogLevel::Info, "Booting a machine on it, for sandboxes to go on from");
+        let lease = self.lease(template, build);
+        let ready = ReadyTemplate {
+            id: template,
+            name: None,
+            capture: None,
+            image: Some(ReadyImageFiles { rootfs: lease.rootfs(), lease, disk_size }),
+            shape,
+            config: config.clone(),
+        };
+        let warmed = tokio::select! {
+            warmed = warm.warm(&ready) => warmed,
+            () = work.cancel.cancelled() => Err("the build was cancelled".to_owned()),
+        };
+        match warmed {
+            Ok(capture) => {
+                let took = begun.elapsed().as_secs_f64();
+                if let Err(message) = self.share(template, build, &capture, &config, work).await {
+                    capture.doom();
+                    work.log.add(LogLevel::Error, format!("Build failed: {message}"));
+                    return BuildState::Error { message, step: FailedAt::Finalize };
+                }
+                work.log.add(LogLevel::Info, format!("Build finished, the machine took {took:.1}s"));
+                let id = capture.id();
+                self.state().captures.insert(build, capture);
+                BuildState::Ready { image, digest, config, disk_size, capture: Some(id) }
+            }
+            Err(message) => {
+                work.log.add(LogLevel::Error, format!("Build failed: {message}"));
+                BuildState::Error { message, step: FailedAt::Finalize }
+            }
+        }
+    }
+
+    /// Shows the capture of a build to other nodes. The error is for the user.
+    async fn share(
+        &self,
+        template: TemplateId,
+        build: BuildId,
+        capture: &Capture,
+        config: &ImageConfig,
+        work: &AtWork,
+    ) -> Result<(), String> {
+        let is_shared = self.state().records.get(&template).is_some_and(|record| record.shared);
+        let Some(shared) = self.shared().filter(|_| is_shared) else { return Ok(()) };
+        work.log.add(LogLevel::Info, "Publishing it to other nodes");
+        let published = tokio::select! {
+            published = self.publish_build(template, build, capture, config) => published,
+            () = work.cancel.cancelled() => return Err("the build was cancelled".to_owned()),
+        };
+        published.map_err(|problem| {
+            warn!(template_id = %template, build_id = %build, error = ?problem, "a build could not be published");
+            match problem {
+                PublishError::Repository(RepositoryError::Deleted(_)) => "the template was deleted".to_owned(),
+                PublishError::Repository(error) => {
+                    format!("it could not be published to {}: {}", shared.repository.name(), error.report())
+                }
+                PublishError::Capture(error) => format!("what was captured could not be published: {error}"),
+            }
+        })
+    }
+
     async fn finish(
         &self,
         template: TemplateId,
@@ -327,10 +534,14 @@ impl Templates {
         state: BuildState,
         logs: Vec<LogEntry>,
     ) -> Result<(), StoreError> {
+        let is_shared = self.state().records.get(&template).is_some_and(|record| record.shared);
+        if is_shared {
+            self.tell_failure(template, build, &state).await;
+        }
         let _writer = self.inner.writer.lock().await;
         let known = self.state().records.get(&template).cloned();
         let Some(mut record) = known else {
-            remove_dir(&self.build_dir(template, build)); // deleted meanwhile
+            self.retire(template, build); // deleted meanwhile
             return Ok(());
         };
         let ready = matches!(state, BuildState::Ready { .. });
@@ -358,14 +569,13 @@ impl Templates {
             self.retire(template, old);
         }
         if !ready {
-            remove_dir(&self.build_dir(template, build));
+            self.retire(template, build);
         }
         Ok(())
     }
 
-    /// A build with the log entries from `offset` on, at most `limit`, at least `level`.
-    #[must_use]
-    pub fn build(
+    /// A build that this node knows, with the log entries from `offset` on, at most `limit`, at least `level`.
+    pub(crate) fn known_build(
         &self,
         template: &str,
         build: &str,
@@ -374,7 +584,7 @@ impl Templates {
         level: LogLevel,
     ) -> Option<BuildView> {
         let build_id: BuildId = build.parse().ok()?;
-        let record = self.find(template)?;
+        let record = self.known(template)?;
         let mut build = record.build(build_id)?.clone();
         if let Some(work) = self.state().at_work.get(&build_id) {
             build.logs = work.log.entries();
@@ -383,22 +593,23 @@ impl Templates {
         Some(BuildView { build })
     }
 
-    /// The template by id or name.
-    #[must_use]
-    pub fn find(&self, reference: &str) -> Option<TemplateRecord> {
+    /// The template by id or name, if this node knows it.
+    pub(crate) fn known(&self, reference: &str) -> Option<TemplateRecord> {
         find(&self.state().records, reference).cloned()
     }
 
-    /// Every template, in no particular order.
-    #[must_use]
-    pub fn list(&self) -> Vec<TemplateRecord> {
+    /// Every template that this node knows.
+    pub(crate) fn known_all(&self) -> Vec<TemplateRecord> {
         self.state().records.values().cloned().collect()
     }
 
-    /// The template by id or name, ready for a sandbox.
-    pub fn resolve(&self, reference: &str) -> Result<ReadyTemplate, ResolveError> {
+    /// The template or snapshot by id or name, ready for a sandbox, if this node knows it.
+    pub(crate) fn resolve_known(&self, reference: &str) -> Result<ReadyTemplate, ResolveError> {
         let mut state = self.state();
-        let State { records, leases, .. } = &mut *state;
+        let State { records, leases, captures, snapshots, .. } = &mut *state;
+        if let Some(kept) = crate::snapshots::find(snapshots, reference) {
+            return Ok(kept.ready());
+        }
         let record = find(records, reference).ok_or_else(|| ResolveError::NotFound(reference.to_owned()))?;
         let not_ready = || ResolveError::NotReady(reference.to_owned());
         let build = record.ready().ok_or_else(not_ready)?;
@@ -407,29 +618,34 @@ impl Templates {
         let lease = leases.entry(build.id).or_insert_with(|| self.lease(record.id, build.id));
         Ok(ReadyTemplate {
             id: record.id,
-            name: record.name.clone(),
-            rootfs: self.rootfs(record.id, build.id),
-            lease: lease.clone(),
-            disk_size: *disk_size,
+            name: Some(record.name.clone()),
+            capture: captures.get(&build.id).cloned(),
+            image: Some(ReadyImageFiles { rootfs: lease.rootfs(), lease: lease.clone(), disk_size: *disk_size }),
             shape: build.shape,
             config: config.clone(),
         })
     }
 
-    /// Deletes a template by id or name: its running builds are cancelled and awaited, its files removed (those that a
-    /// sandbox is being made from, when that is done).
+    /// An image without a template, ready for a sandbox: its files go with the lease.
     ///
-    /// Cancel safety: if dropped, it is deleted all the same.
-    pub async fn delete(&self, reference: &str) -> Result<(), DeleteTemplateError> {
-        let (templates, reference) = (self.clone(), reference.to_owned());
-        let delete = async move { templates.delete_now(&reference).await };
-        self.detached(delete).await.unwrap_or(Err(StoreError::Closed.into()))
+    /// Cancel safety: if dropped, nothing is left.
+    pub async fn import(&self, request: &BuildRequest) -> Result<ReadyImage, ImageProblem> {
+        let parts = &self.inner.parts;
+        let _permit = self.inner.permits.acquire().await;
+        let owner = format!("image-{}", BuildId::new());
+        let lease = RootfsLease::new(parts.dir.join(&owner), &owner, &parts.importer);
+        lease.doom();
+        import(parts.importer.as_ref(), request, lease, self.inner.scope.token().child_token()).await
     }
 
-    async fn delete_now(&self, reference: &str) -> Result<(), DeleteTemplateError> {
+    /// Deletes what this node knows by id or name.
+    pub(crate) async fn delete_known(&self, reference: &str) -> Result<(), DeleteTemplateError> {
+        if self.delete_snapshot(reference).await? {
+            return Ok(());
+        }
         let (record, builds) = {
             let _writer = self.inner.writer.lock().await;
-            let record = self.find(reference).ok_or_else(|| DeleteTemplateError::NotFound(reference.to_owned()))?;
+            let record = self.known(reference).ok_or_else(|| DeleteTemplateError::NotFound(reference.to_owned()))?;
             self.inner.rows.remove(record.id.to_string()).await?;
             let mut state = self.state();
             state.records.remove(&record.id);
@@ -451,14 +667,19 @@ impl Templates {
 
     /// Removes a build's files, or leaves that to the last lease on them.
     fn retire(&self, template: TemplateId, build: BuildId) {
-        let known = self.state().leases.remove(&build);
+        let (known, capture) = {
+            let mut state = self.state();
+            (state.leases.remove(&build), state.captures.remove(&build))
+        };
+        if let Some(capture) = capture {
+            capture.doom();
+        }
         let lease = known.unwrap_or_else(|| self.lease(template, build));
-        lease.0.doomed.store(true, Ordering::Release);
+        lease.doom();
     }
 
     fn lease(&self, template: TemplateId, build: BuildId) -> RootfsLease {
-        let path = self.build_dir(template, build);
-        RootfsLease(Arc::new(BuildDir { path, doomed: AtomicBool::new(false) }))
+        RootfsLease::new(self.build_dir(template, build), build, &self.inner.parts.importer)
     }
 
     /// Cancels running builds and waits for them.
@@ -473,16 +694,12 @@ impl Templates {
     }
 
     /// Map operations only happen under it, so the maps are valid after any panic.
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn build_dir(&self, template: TemplateId, build: BuildId) -> PathBuf {
         self.inner.parts.dir.join(template.to_string()).join(build.to_string())
-    }
-
-    fn rootfs(&self, template: TemplateId, build: BuildId) -> PathBuf {
-        self.build_dir(template, build).join("rootfs.ext4")
     }
 }
 
@@ -494,7 +711,7 @@ fn find<'a>(records: &'a HashMap<TemplateId, TemplateRecord>, reference: &str) -
     by_id.or_else(|| named().max_by_key(|record| (record.ready().is_some(), std::cmp::Reverse(record.id))))
 }
 
-fn check_name(name: &str) -> Result<(), NameProblem> {
+pub(crate) fn check_name(name: &str) -> Result<(), NameProblem> {
     if name.is_empty() || name.len() > NAME_LIMIT {
         return Err(NameProblem::Length);
     }
@@ -504,9 +721,9 @@ fn check_name(name: &str) -> Result<(), NameProblem> {
     }
 }
 
-/// Marks builds that were at work when their server ended. True if there were any.
-fn fail_unfinished(record: &mut TemplateRecord) -> bool {
-    let mut changed = false;
+/// Marks builds that were at work when their server ended, and gives them.
+fn fail_unfinished(record: &mut TemplateRecord) -> Vec<(BuildId, BuildState)> {
+    let mut failed = Vec::new();
     for build in &mut record.builds {
         if build.state == BuildState::Building {
             let message = "the server was restarted during the build; start it again".to_owned();
@@ -514,10 +731,10 @@ fn fail_unfinished(record: &mut TemplateRecord) -> bool {
             build.logs.push(LogEntry { timestamp, level: LogLevel::Error, message: message.clone() });
             build.state = BuildState::Error { message, step: FailedAt::Base };
             build.updated_at = timestamp;
-            changed = true;
+            failed.push((build.id, build.state.clone()));
         }
     }
-    changed
+    failed
 }
 
 /// Removes directories that belong to no ready build: remains of builds that were cut short, or of interrupted deletes.
@@ -542,12 +759,5 @@ fn sweep(dir: &Path, records: &HashMap<TemplateId, TemplateRecord>) {
                 }
             }
         }
-    }
-}
-
-/// A directory that will not go is garbage for the next sweep, not a failure of the caller.
-fn remove_dir(path: &Path) {
-    if let Err(error) = aenv_durable::remove_dir_if_present(path) {
-        warn!(path = %path.display(), %error, "could not remove a template directory");
     }
 }
