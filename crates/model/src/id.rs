@@ -73,6 +73,17 @@ id!(
     "build"
 );
 
+id!(
+    /// A lease: what keeps a group of sandboxes alive.
+    LeaseId,
+    "lease"
+);
+id!(
+    /// A capture: what a machine was at one instant.
+    CaptureId,
+    "capture"
+);
+
 impl From<TemplateId> for BuildId {
     /// A template's first build has the template's own id, so that clients that know only one id find both.
     fn from(template: TemplateId) -> Self {

@@ -8,6 +8,6 @@ mod id;
 mod machine;
 mod units;
 
-pub use id::{BuildId, ParseIdError, SandboxId, TemplateId};
+pub use id::{BuildId, CaptureId, LeaseId, ParseIdError, SandboxId, TemplateId};
 pub use machine::{MachineShape, Phase};
 pub use units::Bytes;

@@ -110,7 +110,7 @@ pub enum AdoptSlotError {
         /// The number in the record.
         index: u32,
     },
-    /// Part of it no longer exists. What is left of it is swept.
+    /// Part of it, or all, no longer exists. What is left of it is swept.
     #[error("network slot {index}: {what} is gone")]
     Gone {
         /// The number in the record.

@@ -39,4 +39,4 @@ pub use config::{Ipv4Block, NetworkConfig, ParseIpv4BlockError};
 pub use connector::GuestConnector;
 pub use error::{AdoptSlotError, CloseSlotError, CreateSlotError, NetlinkError, SlotProblem, StartPoolError};
 pub use pool::{SlotPool, Swept};
-pub use slot::{GUEST_ADDRESS, GUEST_MAC, PREFIX_LENGTH, Slot, SlotRecord, TAP_ADDRESS, TAP_NAME};
+pub use slot::{GUEST_ADDRESS, GUEST_MAC, PREFIX_LENGTH, Slot, SlotRecord, TAP_ADDRESS, TAP_MAC, TAP_NAME};

@@ -75,6 +75,12 @@ impl Netlink {
         Ok(self.handle.link().set(message).execute().await?)
     }
 
+    /// Gives a link a link-layer address.
+    pub(crate) async fn set_mac(&self, index: u32, mac: &[u8; 6]) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(index).address(mac.to_vec()).build();
+        Ok(self.handle.link().set(message).execute().await?)
+    }
+
     /// Gives a link an address.
     pub(crate) async fn add_address(&self, index: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetlinkError> {
         Ok(self.handle.address().add(index, address.into(), prefix).execute().await?)

@@ -196,16 +196,32 @@ impl SlotPool {
 
     /// Takes over a slot that a predecessor disowned, or left when it was killed.
     ///
-    /// Cancel safety: if dropped, the slot is reaped.
+    /// Errors: `NotOurs`; `Gone`, and what is left of it is reaped; `Inspect`, and it may be tried again. Cancel safety:
+    /// if dropped, the slot is reaped.
     pub async fn adopt(&self, record: &SlotRecord) -> Result<Slot, AdoptSlotError> {
-        let ours = record.tag == self.context.names.tag() && self.context.numbers().found.remove(&record.index);
-        if !ours {
-            return Err(AdoptSlotError::NotOurs { tag: record.tag.clone(), index: record.index });
+        let index = record.index;
+        let not_ours = || AdoptSlotError::NotOurs { tag: record.tag.clone(), index };
+        if record.tag != self.context.names.tag() {
+            return Err(not_ours());
         }
-        Slot::adopt(Lease::new(Arc::clone(&self.context), record.index)).await
+        {
+            let mut numbers = self.context.numbers();
+            if !numbers.taken.contains(&index) {
+                return Err(AdoptSlotError::Gone { index, what: "all of it".to_owned() });
+            }
+            if !numbers.found.remove(&index) {
+                return Err(not_ours());
+            }
+        }
+        let adopted = Slot::adopt(Lease::new(Arc::clone(&self.context), index)).await;
+        if let Err(AdoptSlotError::Inspect { .. }) = adopted {
+            self.context.numbers().found.insert(index);
+        }
+        adopted
     }
 
-    /// Removes every slot that a predecessor left and that was not adopted, except those in `keep`.
+    /// Removes every slot that a predecessor left and that was not adopted, except those in `keep`, which may still be
+    /// adopted, or swept, later.
     ///
     /// Cancel safety: what was not reached stays for another sweep.
     pub async fn sweep(&self, keep: &[SlotRecord]) -> Swept {

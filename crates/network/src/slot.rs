@@ -23,6 +23,8 @@ pub const TAP_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 22);
 pub const PREFIX_LENGTH: u8 = 30;
 /// The guest's MAC address: `06:00` and its IPv4 address.
 pub const GUEST_MAC: [u8; 6] = [0x06, 0x00, 169, 254, 0, 21];
+/// The tap's MAC address, made in the same way: the guest's gateway.
+pub const TAP_MAC: [u8; 6] = [0x06, 0x00, 169, 254, 0, 22];
 /// The tap's name inside the netns.
 pub const TAP_NAME: &str = "tap0";
 
@@ -114,8 +116,19 @@ impl Slot {
         }
     }
 
-    /// Takes over the slot of `lease`, which another process made: whole, or not at all.
-    pub(crate) async fn adopt(lease: Lease) -> Result<Self, AdoptSlotError> {
+    /// Takes over the slot of `lease`, which another process made: whole, or not at all. What is left of one that is not
+    /// whole goes to the reaper; one that could not be looked at stays as it is.
+    pub(crate) async fn adopt(mut lease: Lease) -> Result<Self, AdoptSlotError> {
+        let inspected = Self::inspect(&lease).await;
+        if let Err(AdoptSlotError::Inspect { .. }) = inspected {
+            lease.armed = false;
+        }
+        let inside = inspected?;
+        debug!(slot = lease.index, "network slot adopted");
+        Ok(Self::assemble(lease, inside))
+    }
+
+    async fn inspect(lease: &Lease) -> Result<Inside, AdoptSlotError> {
         let index = lease.index;
         let gone = |what: String| AdoptSlotError::Gone { index, what };
         let inspect = |source| AdoptSlotError::Inspect { index, source };
@@ -131,10 +144,11 @@ impl Slot {
         let path = lease.context.names.netns_path(index);
         let inside = netns::open(path.clone()).await.map_err(inspect)?;
         let inside = inside.ok_or_else(|| gone(format!("namespace {}", path.display())))?;
-        inside.netlink.index(TAP_NAME).await.map_err(|error| missing(TAP_NAME, error))?;
+        for inner in [TAP_NAME, VETH_NAME] {
+            inside.netlink.index(inner).await.map_err(|error| missing(inner, error))?;
+        }
         lease.context.host.index(&link).await.map_err(|error| missing(&link, error))?;
-        debug!(slot = index, "network slot adopted");
-        Ok(Self::assemble(lease, inside))
+        Ok(inside)
     }
 
     fn assemble(lease: Lease, inside: Inside) -> Self {
@@ -225,6 +239,8 @@ async fn build(context: &Context, index: u32) -> Result<Inside, CreateSlotError>
     lo.await.map_err(failed("lo"))?;
     let tap = async {
         let tap = inner.index(TAP_NAME).await?;
+        // The same everywhere: a guest that goes on in another slot knows its gateway by it.
+        inner.set_mac(tap, &TAP_MAC).await?;
         inner.set_up(tap).await?;
         inner.add_address(tap, TAP_ADDRESS, PREFIX_LENGTH).await?;
         // Pinned, so that the first connection to a guest that has just come up, or back, needs no ARP exchange. That

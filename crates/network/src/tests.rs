@@ -279,6 +279,74 @@ async fn a_disowned_slot_is_adopted_by_the_successor_unless_part_of_it_is_gone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_machine_keeps_its_slot_from_one_pool_to_the_next_and_nobody_else_gets_it() {
+    let Some(node) = Node::new() else { return };
+    let first = node.pool(2).await;
+    let slot = first.acquire().await.expect("acquire");
+    let vmm = inside(&slot, || tap::open(TAP_NAME).expect("a VMM opens the tap"));
+    let listener = guest_listener(&slot).await;
+    let port = listener.local_addr().expect("address").port();
+    let connector = slot.connector();
+    let record = slot.disown();
+    let closed = connector.connect(port).await.expect_err("the former owner's way in is shut");
+    assert_eq!(closed.kind(), io::ErrorKind::NotConnected);
+    let later = first.acquire().await.expect("acquire").disown();
+    first.close().await.expect("close pool");
+    let left: BTreeSet<_> = [&record, &later].map(|left| node.names().link(left.index)).into();
+    assert!(left.is_subset(&node.ledger().await), "a closing pool leaves alone what it disowned");
+
+    let second = node.pool(2).await;
+    let slot = second.adopt(&record).await.expect("adopt");
+    assert_eq!(second.sweep(std::slice::from_ref(&later)).await, Swept::default());
+    let mut fresh = Vec::new();
+    for _ in 0..6 {
+        let slot = second.acquire().await.expect("acquire");
+        assert!(![&record, &later].contains(&&slot.record()), "a number in use was handed out");
+        fresh.push(slot);
+    }
+    let echo = echo_once(listener);
+    assert_echo(&slot.connector(), port).await;
+    echo.join().expect("echo");
+    assert_eq!((slot.guest_mac(), slot.guest_address()), (GUEST_MAC, GUEST_ADDRESS));
+    fresh.push(second.adopt(&later).await.expect("what a sweep kept is there"));
+
+    drop(vmm);
+    fresh.push(slot);
+    for slot in fresh {
+        slot.close().await.expect("close");
+    }
+    let error = second.adopt(&record).await.expect_err("closed");
+    assert!(matches!(error, AdoptSlotError::Gone { .. }), "{error}");
+    second.close().await.expect("close pool");
+    assert_eq!(node.ledger().await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_cannot_be_looked_at_is_left_for_another_try() {
+    let Some(node) = Node::new() else { return };
+    let first = node.pool(0).await;
+    let record = first.acquire().await.expect("acquire").disown();
+    first.close().await.expect("close pool");
+    let pool = node.pool(0).await;
+    let path = node.names().netns_path(record.index);
+    let aside = path.with_extension("aside");
+    let move_mount = |from: &Path, to: &Path| {
+        fs::write(to, "").expect("make the place");
+        nix::mount::mount(Some(from), to, None::<&str>, nix::mount::MsFlags::MS_BIND, None::<&str>).expect("bind");
+        netns::remove(from).expect("remove");
+    };
+    move_mount(&path, &aside);
+    std::os::unix::fs::symlink(&path, &path).expect("a link to itself");
+    let error = pool.adopt(&record).await.expect_err("its file cannot be opened");
+    assert!(matches!(error, AdoptSlotError::Inspect { .. }), "{error}");
+    fs::remove_file(&path).expect("remove the link");
+    move_mount(&aside, &path);
+    pool.adopt(&record).await.expect("adopt").close().await.expect("close");
+    pool.close().await.expect("close pool");
+    assert_eq!(node.ledger().await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_pool_keeps_fresh_slots_ready_and_removes_them_at_close() {
     let Some(node) = Node::new() else { return };
     let pool = node.pool(2).await;

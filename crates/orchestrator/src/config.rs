@@ -14,11 +14,30 @@ pub struct OrchestratorConfig {
     /// Guests that boot at the same time; further creates queue. An emulated boot takes a whole core, so more than a
     /// few per core only makes all of them late. 0: twice the host's CPUs.
     pub max_concurrent_starts: usize,
+    /// Sandboxes that may be starting or wait for it; beyond, creates are refused.
+    pub max_queued_starts: usize,
     /// Expired sandboxes that are stopped at the same time: one slow stop delays nobody, many do not flood the host.
     pub max_concurrent_expiries: usize,
-    /// Longest wait for a slot, and for a disk, each.
+    /// What becomes of running sandboxes when the server is stopped.
+    pub on_stop: OnStop,
+    /// Least life of a sandbox that was resumed by traffic.
+    #[serde(rename = "auto_resume_min_sandbox_timeout_secs", deserialize_with = "secs")]
+    pub auto_resume_least: Duration,
+    /// Longest wait for a slot, and for a disk, each; and for each step of a capture.
     #[serde(rename = "resource_timeout_secs", deserialize_with = "secs")]
     pub resource_timeout: Duration,
+}
+
+/// What becomes of running sandboxes when the server is stopped. A server that is killed leaves them as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStop {
+    /// They are paused: nothing is lost, and nothing runs on.
+    Pause,
+    /// They run on, with nobody to reach them or to end them before the next start.
+    Leave,
+    /// They are deleted, paused ones too.
+    Delete,
 }
 
 impl Default for OrchestratorConfig {
@@ -26,7 +45,10 @@ impl Default for OrchestratorConfig {
         Self {
             default_timeout: Duration::from_secs(300),
             max_concurrent_starts: 0,
+            max_queued_starts: 512,
             max_concurrent_expiries: 8,
+            on_stop: OnStop::Pause,
+            auto_resume_least: Duration::from_secs(300),
             resource_timeout: Duration::from_secs(120),
         }
     }
@@ -68,7 +90,7 @@ impl Default for EnvdConfig {
     }
 }
 
-fn secs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(crate) fn secs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     u64::deserialize(deserializer).map(Duration::from_secs)
 }
 

@@ -1,32 +1,54 @@
 //! The driver: one task that owns a sandbox's phase and resources from its creation to its end.
 //!
 //! ```text
-//!          start ok                    delete · expiry · machine exit · shutdown
-//! Creating ────────▶ Running ─────────────────────────────────────────────▶ Deleting ──released──▶ Gone
-//!     └───────────── start failed · delete · shutdown ──────────────────────▶
+//!          start ok              delete · expiry · machine exit · shutdown
+//! Creating ────────▶ Running ──────────────────────────────────────────────▶ Deleting ──released──▶ Gone
+//!     │             ▲ │ ▲ │ copy, go on · swap machines                         ▲
+//!     │   resume ok │ │ │ └─▶ Snapshotting · Forking · RollingBack ─────────────┤
+//!     │    Resuming ┘ │ └ copy or swap failed                                   │
+//!     │     │ ▲       ▼ │                                                       │
+//!     │     │ │     Pausing                                                     │
+//!     │     ▼ │       │                                                         │
+//!     │    Paused ◀───┘ ──────────────── delete ────────────────────────────────┤
+//!     └── start failed · delete · shutdown ─────────────────────────────────────┘
 //! ```
+//!
+//! Each state is a method that returns the next. Work in a state runs beside the inbox, so that whoever asks has an
+//! answer at once, and is never dropped half-way.
+
+mod capture;
+mod end;
+mod pause;
+mod resume;
+mod rollback;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use aenv_durable::Table;
+use aenv_durable::{Table, crash_point};
 use aenv_model::{Bytes, Phase, SandboxId};
+use aenv_snapshot::Capture;
 use aenv_vmm_driver::MachineExit;
 use jiff::Timestamp;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use crate::admission::{Ask, Verdict, admit};
+use crate::activity::Activity;
+use crate::blanks::Blanks;
+use crate::config::OnStop;
+use crate::guest;
+use crate::inbox::Inbox;
+use crate::message::{CaptureKind, Message, Refusal, Reply};
 use crate::orchestrator::Parts;
-use crate::resources::{Resources, SandboxRow, chain};
-use crate::sandbox::{CreateError, Ended, Keep, NewSandbox};
+use crate::resources::{Resources, SandboxRow, Stage, chain};
+use crate::sandbox::{CreateError, Ended, HowToPause, OnExpiry, SandboxSpec, Source, StartTimes, Taken};
 use crate::seams::GuestDialer;
-use crate::start::{Start, Started, start};
+use crate::start::{Start, awaken, start};
 
-/// First and longest pause between two attempts to give back what would not go.
-const RELEASE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Life that a sandbox is given whose deadline could not pause it.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// What others may read of a sandbox at any time.
 #[derive(Debug, Clone)]
@@ -34,7 +56,11 @@ pub(crate) struct Status {
     pub(crate) phase: Phase,
     pub(crate) end_at: Timestamp,
     pub(crate) disk_size: Bytes,
-    /// The way in, while `Running`.
+    /// It is paused, and only its disk was kept.
+    pub(crate) disk_only: bool,
+    /// Where the time of the last start went.
+    pub(crate) start_times: StartTimes,
+    /// The way in, while traffic flows.
     pub(crate) live: Option<Live>,
 }
 
@@ -43,25 +69,7 @@ pub(crate) struct Status {
 pub(crate) struct Live {
     pub(crate) dialer: Arc<dyn GuestDialer>,
     pub(crate) ended: CancellationToken,
-}
-
-/// An ask with the place for its answer.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// New deadline, counted from now; extend-only if `shorten` is false. Answers the deadline in force, or `None` if
-    /// the sandbox is ending.
-    Deadline { life: Duration, shorten: bool, reply: oneshot::Sender<Option<Timestamp>> },
-    /// End it. Answers what could not be given back at the first attempt.
-    Delete { why: Ended, reply: oneshot::Sender<Result<(), String>> },
-}
-
-impl Message {
-    fn ask(&self) -> Ask {
-        match self {
-            Self::Deadline { .. } => Ask::Deadline,
-            Self::Delete { .. } => Ask::Delete,
-        }
-    }
+    pub(crate) activity: Activity,
 }
 
 /// The task's state.
@@ -69,123 +77,195 @@ pub(crate) struct Driver {
     pub(crate) id: SandboxId,
     pub(crate) parts: Arc<Parts>,
     pub(crate) rows: Table<SandboxRow>,
-    pub(crate) sandbox: Arc<NewSandbox>,
-    pub(crate) keep: Option<Keep>,
+    pub(crate) blanks: Arc<Blanks>,
+    pub(crate) spec: Arc<SandboxSpec>,
     pub(crate) access_token: Option<String>,
-    pub(crate) inbox: mpsc::Receiver<Message>,
+    pub(crate) inbox: Inbox,
     pub(crate) status: watch::Sender<Status>,
-    pub(crate) started: oneshot::Sender<Result<(), CreateError>>,
     pub(crate) start_permits: Arc<Semaphore>,
     pub(crate) expiry_permits: Arc<Semaphore>,
     pub(crate) shutdown: CancellationToken,
+    /// As it is in the node store, or will be with the next write.
+    pub(crate) row: SandboxRow,
+    pub(crate) resources: Resources,
+    /// What the machine's memory and disk are over.
+    pub(crate) base: Option<Capture>,
+    /// What a paused sandbox goes on from.
+    pub(crate) rested: Option<Capture>,
+}
+
+/// How a driver begins.
+pub(crate) enum Begin {
+    /// A new sandbox, whose machine may stand ready. Its creator waits.
+    Create { source: Source, started: oneshot::Sender<Result<(), CreateError>> },
+    /// The machine of a former server is there already.
+    Running,
+    /// There is a capture to go on from.
+    Paused,
+}
+
+/// How a driver ends.
+#[derive(Debug)]
+pub(crate) enum Departure {
+    /// With its sandbox.
+    Ended(Ended),
+    /// With the server: the next one goes on with the sandbox.
+    PutAway,
+}
+
+/// What is next.
+enum Next {
+    Serve,
+    Pause { askers: Vec<Reply<bool>>, how: HowToPause, cause: PauseCause },
+    Capture { kind: CaptureKind, reply: Reply<Taken> },
+    RollBack { capture: Capture, reply: Reply<()> },
+    Rest,
+    Resume { life: Duration, askers: Vec<Reply<bool>> },
+    End(Ended),
+    Leave,
+    PutAway,
+}
+
+/// Why a sandbox is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PauseCause {
+    Asked,
+    Expired,
+    Idle,
+    Stop,
 }
 
 impl Driver {
-    /// Lives as long as the sandbox; returns why it ended.
-    pub(crate) async fn run(mut self) -> Ended {
-        let mut resources = Resources::default();
-        let mut deleters = Vec::new();
-        let why = match self.create(&mut resources, &mut deleters).await {
-            Ok(()) => self.serve(&resources, &mut deleters).await,
-            Err(why) => why,
+    /// Lives as long as the sandbox, or the server.
+    pub(crate) async fn run(mut self, begin: Begin) -> Departure {
+        let mut next = match begin {
+            Begin::Create { source, started } => self.create(source, started).await,
+            Begin::Running => self.take_over().await,
+            Begin::Paused => Next::Rest,
         };
-        self.delete(resources, deleters, &why).await;
-        why
-    }
-
-    /// `Creating`: the start runs beside the inbox; a delete cancels it and waits for its orderly end.
-    async fn create(
-        &mut self,
-        resources: &mut Resources,
-        deleters: &mut Vec<oneshot::Sender<Result<(), String>>>,
-    ) -> Result<(), Ended> {
-        let begun = Instant::now();
-        let cancel = self.shutdown.child_token();
-        let mut deleted = None;
-        let mut waiting = Vec::new();
-        let keep = self.keep.take().unwrap_or_else(|| Box::new(()));
-        let result: Result<Started, CreateError> = {
-            let access_token = self.access_token.as_deref();
-            let starting = async {
-                let _permit = tokio::select! {
-                    permit = self.start_permits.acquire() => permit,
-                    () = cancel.cancelled() => return Err(CreateError::Deleted { id: self.id }),
-                };
-                let (parts, rows, sandbox) = (&*self.parts, &self.rows, &*self.sandbox);
-                start(Start { parts, rows, id: self.id, sandbox, access_token, cancel: &cancel }, keep, resources).await
-            };
-            tokio::pin!(starting);
-            loop {
-                tokio::select! {
-                    result = &mut starting => break result,
-                    Some(message) = self.inbox.recv() => match (admit(Phase::Creating, message.ask()), message) {
-                        (Verdict::Begin, Message::Delete { why, reply }) => {
-                            deleted.get_or_insert(why);
-                            deleters.push(reply);
-                            cancel.cancel();
-                        }
-                        (_, message) => waiting.push(message),
-                    },
+        loop {
+            next = match next {
+                Next::Serve => self.serve().await,
+                Next::Pause { askers, how, cause } => self.pause(askers, how, cause).await,
+                Next::Capture { kind, reply } => self.capture(kind, reply).await,
+                Next::RollBack { capture, reply } => self.roll_back(capture, reply).await,
+                Next::Rest => self.rest().await,
+                Next::Resume { life, askers } => self.resume(life, askers).await,
+                Next::End(why) => {
+                    self.end(&why).await;
+                    return Departure::Ended(why);
                 }
-            }
-        };
-        let outcome = match (result, deleted) {
-            (_, Some(why)) => Err((why, CreateError::Deleted { id: self.id })),
-            (Err(_), None) if self.shutdown.is_cancelled() => Err((Ended::NodeShutdown, CreateError::ShuttingDown)),
-            (Err(error), None) => {
-                warn!(sandbox_id = %self.id, error = chain(&error), "sandbox did not start");
-                Err((Ended::StartFailed, error))
-            }
-            (Ok(started), None) => Ok(started),
-        };
-        let started = std::mem::replace(&mut self.started, oneshot::channel().0);
-        match outcome {
-            Ok(facts) => {
-                let end_at = after(self.sandbox.timeout.unwrap_or(self.parts.config.default_timeout));
-                let dialer = resources.slot.as_ref().map(|slot| slot.dialer());
-                let live = dialer.map(|dialer| Live { dialer, ended: CancellationToken::new() });
-                self.status.send_replace(Status { phase: Phase::Running, end_at, disk_size: facts.disk_size, live });
-                info!(sandbox_id = %self.id, took_ms = begun.elapsed().as_millis() as u64, "sandbox is running");
-                _ = started.send(Ok(())); // the creator may have hung up; the sandbox lives on until its deadline
-                for message in waiting {
-                    if let Message::Deadline { life, shorten, reply } = message {
-                        _ = reply.send(Some(self.set_deadline(life, shorten)));
-                    }
+                Next::Leave => {
+                    self.close_down(Phase::Running);
+                    self.leave().await;
+                    Next::PutAway
                 }
-                Ok(())
-            }
-            Err((why, error)) => {
-                // The creator hears of it after everything is given back: what it reads next is the truth.
-                self.status.send_modify(|status| status.phase = Phase::Deleting);
-                if let Err(failures) = resources.release(self.parts.disks.as_ref()).await {
-                    warn!(sandbox_id = %self.id, failures, "could not take down a failed start yet");
+                Next::PutAway => {
+                    self.inbox.close().await;
+                    return Departure::PutAway;
                 }
-                _ = started.send(Err(error));
-                Err(why)
             }
         }
     }
 
-    /// `Running`: until somebody or something ends it.
-    async fn serve(&mut self, resources: &Resources, deleters: &mut Vec<oneshot::Sender<Result<(), String>>>) -> Ended {
-        let mut exit = match &resources.machine {
-            Some(machine) => machine.exit(),
-            None => return Ended::MachineEnded("it was never there".to_owned()),
+    /// `Creating`: the start runs beside the inbox; a delete cancels it and waits for its orderly end.
+    async fn create(&mut self, source: Source, started: oneshot::Sender<Result<(), CreateError>>) -> Next {
+        let begun = Instant::now();
+        let cancel = self.shutdown.child_token();
+        let id = self.id;
+        let (result, meanwhile) = {
+            let Self { parts, rows, blanks, spec, access_token, start_permits, row, resources, base, .. } = self;
+            let access_token = access_token.as_deref();
+            let begin = Start { parts, rows, id, present: None, spec, access_token, blanks, cancel: &cancel };
+            let starting = async {
+                let ready = match resources.machine {
+                    Some(_) => match awaken(&begin, resources).await {
+                        Ok(times) => Some(times),
+                        Err(error @ CreateError::Deleted { .. }) => return Err(error),
+                        Err(error) => {
+                            warn!(sandbox_id = %id, error = chain(&error), "a machine that stood ready did not go on");
+                            resources.release(parts.disks.as_ref()).await.map_err(|why| CreateError::Source { why })?;
+                            None
+                        }
+                    },
+                    None => None,
+                };
+                let times = match ready {
+                    Some(times) => times,
+                    None => {
+                        let _permit = begin.permit(start_permits).await?;
+                        let started = start(&begin, source, row, resources).await?;
+                        *base = started.base;
+                        started.times
+                    }
+                };
+                row.stage = Stage::Running;
+                row.end_at = after(spec.timeout.unwrap_or(parts.config.default_timeout));
+                let recorded = rows.put(id.to_string(), row.clone()).await;
+                crash_point("create.recorded");
+                recorded.map_err(CreateError::in_step(id, "record the sandbox")).map(|()| times)
+            };
+            self.inbox.during(Phase::Creating, &cancel, starting).await
         };
+        let outcome = match (result, meanwhile.deleted) {
+            (_, Some(why)) => Err((why, CreateError::Deleted { id })),
+            (Err(_), None) if self.shutdown.is_cancelled() => Err((Ended::NodeShutdown, CreateError::ShuttingDown)),
+            (Err(error), None) => {
+                warn!(sandbox_id = %id, error = chain(&error), "sandbox did not start");
+                Err((Ended::StartFailed, error))
+            }
+            (Ok(times), None) => Ok(times),
+        };
+        match outcome {
+            Ok(times) => {
+                self.open_up(times);
+                info!(sandbox_id = %id, took_ms = begun.elapsed().as_millis() as u64, ?times, "sandbox is running");
+                _ = started.send(Ok(())); // the creator may have hung up; the sandbox lives on until its deadline
+                Next::Serve
+            }
+            Err((why, error)) => {
+                // The creator hears of it after everything is given back: what it reads next is the truth.
+                self.status.send_modify(|status| status.phase = Phase::Deleting);
+                if let Err(failures) = self.resources.release(self.parts.disks.as_ref()).await {
+                    warn!(sandbox_id = %id, failures, "could not take down a failed start yet");
+                }
+                _ = started.send(Err(error));
+                Next::End(why)
+            }
+        }
+    }
+
+    /// Traffic flows from now on.
+    fn open_up(&mut self, start_times: StartTimes) {
+        let dialer = self.resources.slot.as_ref().map(|slot| slot.dialer());
+        let live = dialer.map(|dialer| Live { dialer, ended: CancellationToken::new(), activity: Activity::new() });
+        let (end_at, disk_size) = (self.row.end_at, self.row.disk_size);
+        let phase = Phase::Running;
+        self.status.send_replace(Status { phase, end_at, disk_size, disk_only: false, start_times, live });
+    }
+
+    /// Traffic is cut now.
+    fn close_down(&self, phase: Phase) {
+        self.status.send_modify(|status| {
+            status.phase = phase;
+            if let Some(live) = status.live.take() {
+                live.ended.cancel();
+            }
+        });
+    }
+
+    /// `Running`: until somebody or something ends or changes it.
+    async fn serve(&mut self) -> Next {
+        let Some(mut exit) = self.resources.machine.as_ref().map(|machine| machine.exit()) else {
+            return Next::End(Ended::MachineEnded("it was never there".to_owned()));
+        };
+        let live = self.status.borrow().live.clone();
         loop {
-            let left = until(self.status.borrow().end_at);
-            tokio::select! {
+            let left = until(self.row.end_at);
+            let message = tokio::select! {
                 biased; // an extension that arrived before the deadline counts
-                Some(message) = self.inbox.recv() => match message {
-                    Message::Deadline { life, shorten, reply } => {
-                        _ = reply.send(Some(self.set_deadline(life, shorten)));
-                    }
-                    Message::Delete { why, reply } => {
-                        deleters.push(reply);
-                        return why;
-                    }
-                },
-                () = self.shutdown.cancelled() => return Ended::NodeShutdown,
+                message = self.inbox.next() => message,
+                () = self.shutdown.cancelled() => return self.stop(),
                 ended = exit.wait_for(Option::is_some) => {
                     let how = ended.ok().and_then(|exit| exit.clone());
                     let text = match how {
@@ -194,86 +274,113 @@ impl Driver {
                         Some(MachineExit::Killed) | None => "its VMM was killed".to_owned(),
                     };
                     warn!(sandbox_id = %self.id, how = text, "machine ended by itself");
-                    return Ended::MachineEnded(text);
+                    return Next::End(Ended::MachineEnded(text));
+                }
+                () = idle(self.id, self.spec.idle_timeout, live.as_ref(), self.access_token.as_deref()) => {
+                    let how = HowToPause { disk_only: self.spec.on_expiry == OnExpiry::PauseDisk, ..HowToPause::default() };
+                    return Next::Pause { askers: Vec::new(), how, cause: PauseCause::Idle };
                 }
                 () = tokio::time::sleep(left) => {
-                    if until(self.status.borrow().end_at).is_zero() {
-                        return Ended::Expired;
+                    if !until(self.row.end_at).is_zero() {
+                        continue; // a day has passed, not the deadline
                     }
+                    let (askers, cause) = (Vec::new(), PauseCause::Expired);
+                    let disk_only = match self.spec.on_expiry {
+                        OnExpiry::Delete => return Next::End(Ended::Expired),
+                        OnExpiry::Pause => false,
+                        OnExpiry::PauseDisk => true,
+                    };
+                    return Next::Pause { askers, how: HowToPause { disk_only, ..HowToPause::default() }, cause };
+                }
+            };
+            match message {
+                Message::Deadline { life, shorten, reply } => {
+                    let end_at = self.set_deadline(life, shorten).await;
+                    _ = reply.send(Ok(end_at));
+                }
+                Message::Start { life, connect, reply } => {
+                    self.set_deadline(life, !connect).await;
+                    _ = reply.send(Ok(false));
+                }
+                Message::Pause { how, reply } => {
+                    return Next::Pause { askers: vec![reply], how, cause: PauseCause::Asked };
+                }
+                Message::Capture { kind, reply } => return Next::Capture { kind, reply },
+                Message::Rollback { capture, reply } => return Next::RollBack { capture, reply },
+                Message::Delete { why, reply } => {
+                    self.inbox.deleters.push(reply);
+                    return Next::End(why);
                 }
             }
         }
     }
 
-    /// `Deleting`: cut traffic, give everything back, forget the intent row. Tries until it succeeds.
-    async fn delete(
-        mut self,
-        mut resources: Resources,
-        mut deleters: Vec<oneshot::Sender<Result<(), String>>>,
-        why: &Ended,
-    ) {
-        self.status.send_modify(|status| {
-            status.phase = Phase::Deleting;
-            if let Some(live) = status.live.take() {
-                live.ended.cancel();
+    /// The server is being stopped while the sandbox runs.
+    fn stop(&self) -> Next {
+        match self.parts.config.on_stop {
+            OnStop::Delete => Next::End(Ended::NodeShutdown),
+            OnStop::Pause => Next::Pause { askers: Vec::new(), how: HowToPause::default(), cause: PauseCause::Stop },
+            OnStop::Leave => Next::Leave,
+        }
+    }
+
+    /// `Paused`: there is nothing but a capture.
+    async fn rest(&mut self) -> Next {
+        self.status.send_modify(|status| status.phase = Phase::Paused);
+        loop {
+            let message = tokio::select! {
+                biased;
+                message = self.inbox.next() => message,
+                () = self.shutdown.cancelled() => return match self.parts.config.on_stop {
+                    OnStop::Delete => Next::End(Ended::NodeShutdown),
+                    OnStop::Pause | OnStop::Leave => Next::PutAway,
+                },
+            };
+            match message {
+                Message::Start { life, reply, .. } => return Next::Resume { life, askers: vec![reply] },
+                Message::Pause { reply, .. } => _ = reply.send(Ok(false)),
+                message @ (Message::Deadline { .. } | Message::Capture { .. } | Message::Rollback { .. }) => {
+                    message.refuse(Refusal::Busy(Phase::Paused));
+                }
+                Message::Delete { why, reply } => {
+                    self.inbox.deleters.push(reply);
+                    return Next::End(why);
+                }
             }
-        });
-        let permits = Arc::clone(&self.expiry_permits);
-        let _permit = match why {
-            // Somebody who deletes it now does not wait for its turn among the expired.
-            Ended::Expired => tokio::select! {
-                permit = permits.acquire() => permit.ok(),
-                message = self.inbox.recv() => {
-                    match message {
-                        Some(Message::Delete { reply, .. }) => deleters.push(reply),
-                        Some(Message::Deadline { reply, .. }) => _ = reply.send(None),
-                        None => {}
-                    }
-                    None
+        }
+    }
+
+    /// Sets the deadline, for the next server too.
+    async fn set_deadline(&mut self, life: Duration, shorten: bool) -> Timestamp {
+        let wanted = after(life);
+        let end_at = if shorten { wanted } else { wanted.max(self.row.end_at) };
+        self.row.end_at = end_at;
+        self.status.send_modify(|status| status.end_at = end_at);
+        if let Err(error) = self.rows.put(self.id.to_string(), self.row.clone()).await {
+            warn!(sandbox_id = %self.id, error = chain(&error), "a restart of the server would forget a deadline");
+        }
+        end_at
+    }
+}
+
+/// Waits until nobody has used a sandbox for as long as it was told, and no command runs in it. Never ends if it was told
+/// nothing.
+async fn idle(id: SandboxId, patience: Option<Duration>, live: Option<&Live>, access_token: Option<&str>) {
+    let (Some(patience), Some(live)) = (patience, live) else { return std::future::pending().await };
+    loop {
+        match live.activity.idle_since() {
+            None => live.activity.use_ends().await,
+            // Whoever comes meanwhile is noticed at the end of it.
+            Some(since) if since.elapsed() < patience => tokio::time::sleep_until(since + patience).await,
+            Some(_) => match guest::runs_commands(live.dialer.as_ref(), access_token).await {
+                Ok(false) => return,
+                Ok(true) => live.activity.touch(),
+                Err(error) => {
+                    debug!(sandbox_id = %id, %error, "a guest does not say whether it is idle");
+                    live.activity.touch();
                 }
             },
-            _ => None,
-        };
-        let mut pause = RELEASE_BACKOFF.0;
-        loop {
-            let released = match resources.release(self.parts.disks.as_ref()).await {
-                Ok(()) => self.rows.remove(self.id.to_string()).await.map_err(|error| chain(&error)),
-                Err(failures) => Err(failures),
-            };
-            for reply in deleters.drain(..) {
-                _ = reply.send(released.clone());
-            }
-            let Err(failures) = released else { break };
-            warn!(sandbox_id = %self.id, failures, "sandbox could not be taken down yet");
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                message = self.inbox.recv() => if let Some(Message::Delete { reply, .. }) = message {
-                    deleters.push(reply);
-                },
-            }
-            pause = (pause * 2).min(RELEASE_BACKOFF.1);
         }
-        if matches!(why, Ended::Deleted | Ended::Expired | Ended::NodeShutdown) {
-            _ = std::fs::remove_file(self.parts.serial_log(self.id)); // told nothing that anybody will look for
-        }
-        self.status.send_modify(|status| status.phase = Phase::Gone);
-        info!(sandbox_id = %self.id, %why, "sandbox is gone");
-        // Who asked while we were busy gets the outcome too.
-        self.inbox.close();
-        while let Some(message) = self.inbox.recv().await {
-            match message {
-                Message::Delete { reply, .. } => _ = reply.send(Ok(())),
-                Message::Deadline { reply, .. } => _ = reply.send(None),
-            }
-        }
-    }
-
-    fn set_deadline(&self, life: Duration, shorten: bool) -> Timestamp {
-        let wanted = after(life);
-        self.status.send_modify(|status| {
-            status.end_at = if shorten { wanted } else { wanted.max(status.end_at) };
-        });
-        self.status.borrow().end_at
     }
 }
 
@@ -286,7 +393,7 @@ pub(crate) fn after(life: Duration) -> Timestamp {
 }
 
 /// Time left until `end`, zero if it has passed. At most a day, so that a clock set forward is noticed.
-fn until(end: Timestamp) -> Duration {
+pub(crate) fn until(end: Timestamp) -> Duration {
     const LONGEST: Duration = Duration::from_secs(86_400);
     Duration::try_from(end.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(LONGEST)
 }

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aenv_network::{GuestConnector, Slot, SlotPool};
+use aenv_network::{AdoptSlotError, GuestConnector, Slot, SlotPool, SlotRecord};
 use aenv_vmm_driver::NicSpec;
 use async_trait::async_trait;
 use tokio::net::TcpStream;
@@ -45,6 +45,14 @@ pub trait GuestDialer: Send + Sync + Debug + 'static {
 pub trait Slots: Send + Sync + Debug + 'static {
     /// A slot nobody else has.
     async fn acquire(&self) -> io::Result<Box<dyn SlotLease>>;
+
+    /// Takes over a slot that a former server left, with whatever runs in it.
+    ///
+    /// Errors: `NotFound` if it, or part of it, is gone, and then all of it goes; `ResourceBusy` if it is not ours to take;
+    /// `Unsupported` where slots do not outlive their server; another if it may be tried again.
+    async fn adopt(&self, _record: &SlotRecord) -> io::Result<Box<dyn SlotLease>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// One sandbox's network slot, until released.
@@ -58,6 +66,16 @@ pub trait SlotLease: Send + Sync + Debug + 'static {
     fn address(&self) -> GuestAddress;
     /// How the host reaches the guest.
     fn dialer(&self) -> Arc<dyn GuestDialer>;
+    /// How [`Slots::adopt`] finds the slot again; `None` if it does not outlive the server, or was released.
+    fn record(&self) -> Option<SlotRecord> {
+        None
+    }
+    /// Leaves the slot, with whatever runs in it, to a successor; the dialer makes no more connections.
+    ///
+    /// Errors: `Unsupported` where slots do not outlive their server, `NotFound` if there is none any more.
+    fn disown(&mut self) -> io::Result<SlotRecord> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Gives the slot back; the kernel has let go of everything on return. After an error it may be tried again.
     async fn release(&mut self) -> io::Result<()>;
 }
@@ -73,8 +91,19 @@ impl GuestDialer for GuestConnector {
 impl Slots for SlotPool {
     async fn acquire(&self) -> io::Result<Box<dyn SlotLease>> {
         let slot = SlotPool::acquire(self).await.map_err(io::Error::other)?;
-        let address = GuestAddress { address: slot.guest_address(), prefix: slot.prefix(), gateway: slot.gateway() };
-        Ok(Box::new(LeasedSlot { connector: Arc::new(slot.connector()), address, slot: Some(slot) }))
+        Ok(Box::new(LeasedSlot::from(slot)))
+    }
+
+    async fn adopt(&self, record: &SlotRecord) -> io::Result<Box<dyn SlotLease>> {
+        let slot = SlotPool::adopt(self, record).await.map_err(|error| {
+            let kind = match &error {
+                AdoptSlotError::Gone { .. } => io::ErrorKind::NotFound,
+                AdoptSlotError::NotOurs { .. } => io::ErrorKind::ResourceBusy,
+                AdoptSlotError::Inspect { .. } => io::ErrorKind::Other,
+            };
+            io::Error::new(kind, error)
+        })?;
+        Ok(Box::new(LeasedSlot::from(slot)))
     }
 }
 
@@ -84,6 +113,13 @@ struct LeasedSlot {
     slot: Option<Slot>,
     connector: Arc<GuestConnector>,
     address: GuestAddress,
+}
+
+impl From<Slot> for LeasedSlot {
+    fn from(slot: Slot) -> Self {
+        let address = GuestAddress { address: slot.guest_address(), prefix: slot.prefix(), gateway: slot.gateway() };
+        Self { connector: Arc::new(slot.connector()), address, slot: Some(slot) }
+    }
 }
 
 #[async_trait]
@@ -102,6 +138,14 @@ impl SlotLease for LeasedSlot {
 
     fn dialer(&self) -> Arc<dyn GuestDialer> {
         Arc::clone(&self.connector) as Arc<dyn GuestDialer>
+    }
+
+    fn record(&self) -> Option<SlotRecord> {
+        self.slot.as_ref().map(Slot::record)
+    }
+
+    fn disown(&mut self) -> io::Result<SlotRecord> {
+        self.slot.take().map(Slot::disown).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     async fn release(&mut self) -> io::Result<()> {
