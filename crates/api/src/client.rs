@@ -11,9 +11,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ListQuery,
-    NEXT_TOKEN_HEADER, NewColdSandbox, NewSandbox, RefreshRequest, Sandbox, SandboxDetail, TemplateBuildStartV2,
-    TemplateCreateV3, TemplateCreated, TemplateWithBuilds, TimeoutRequest,
+    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ForkRequest, ForkResult,
+    ListQuery, NEXT_TOKEN_HEADER, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
+    RollbackRequest, Sandbox, SandboxDetail, SnapshotInfo, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
+    TemplateWithBuilds, TimeoutRequest,
 };
 
 /// Longest wait for a TCP (and TLS) connection.
@@ -222,6 +223,46 @@ impl Client {
     /// `POST /sandboxes/{id}/connect`: resumes it if paused and makes it live `timeout` seconds more at least.
     pub async fn connect_sandbox(&self, id: impl Display, request: &ConnectRequest) -> Result<Sandbox, ClientError> {
         self.call(Method::POST, &format!("/sandboxes/{}/connect", segment(id)), Some(request)).await
+    }
+
+    /// `POST /sandboxes/{id}/pause`: returns when its machine is captured.
+    pub async fn pause_sandbox(&self, id: impl Display, request: &PauseRequest) -> Result<(), ClientError> {
+        self.call_empty(Method::POST, &format!("/sandboxes/{}/pause", segment(id)), Some(request)).await
+    }
+
+    /// `POST /sandboxes/{id}/rollback`: returns when it runs as it was at the snapshot.
+    pub async fn roll_back_sandbox(&self, id: impl Display, request: &RollbackRequest) -> Result<Sandbox, ClientError> {
+        self.call(Method::POST, &format!("/sandboxes/{}/rollback", segment(id)), Some(request)).await
+    }
+
+    /// `POST /sandboxes/{id}/fork`: one result a child.
+    pub async fn fork_sandbox(&self, id: impl Display, request: &ForkRequest) -> Result<Vec<ForkResult>, ClientError> {
+        self.call(Method::POST, &format!("/sandboxes/{}/fork", segment(id)), Some(request)).await
+    }
+
+    /// `POST /sandboxes/{id}/snapshots`: the sandbox goes on.
+    pub async fn create_snapshot(&self, id: impl Display, request: &NewSnapshot) -> Result<SnapshotInfo, ClientError> {
+        self.call(Method::POST, &format!("/sandboxes/{}/snapshots", segment(id)), Some(request)).await
+    }
+
+    /// `GET /snapshots`: one page of at most 100, of all or of one sandbox, as [`SnapshotInfo`], or as
+    /// [`serde_json::Value`] to keep the server's words.
+    pub async fn list_snapshots<T: DeserializeOwned>(
+        &self,
+        sandbox: Option<&str>,
+        next_token: Option<&str>,
+    ) -> Result<Page<T>, ClientError> {
+        let query = [
+            ("sandboxID", sandbox.map(str::to_owned)),
+            ("limit", Some("100".to_owned())),
+            ("nextToken", next_token.map(str::to_owned)),
+        ];
+        self.page("/snapshots", &query).await
+    }
+
+    /// `GET /snapshots/{id}`, by id or name.
+    pub async fn snapshot(&self, reference: impl Display) -> Result<SnapshotInfo, ClientError> {
+        self.call(Method::GET, &format!("/snapshots/{}", segment(reference)), None::<&()>).await
     }
 
     /// `POST /sandboxes/{id}/timeout`: the sandbox ends `timeout` seconds from now.

@@ -21,8 +21,10 @@ pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_met
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
 pub use page::{Cursor, Order, ParseCursorError, paginate};
 pub use sandbox::{
-    AttachedDrive, AutoResume, ConnectRequest, DriveSource, Lifecycle, ListedSandbox, NewColdSandbox, NewSandbox,
-    OnTimeout, RefreshRequest, Sandbox, SandboxDetail, SandboxState, TimeoutRequest, VolumeMount,
+    AttachedDrive, AutoResume, Batch, ConnectRequest, DriveSource, ForkRequest, ForkResult, Lease, LeaseRenewal,
+    Lifecycle, ListedSandbox, NewBatch, NewColdSandbox, NewLease, NewSandbox, NewSnapshot, OnTimeout, PauseMode,
+    PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo,
+    TimeoutRequest, VolumeMount,
 };
 pub use template::{
     AliasAnswer, BuildLogEntry, BuildReason, BuildState, BuildStatus, BuildStatusQuery, ImageRegistry, LogLevel,

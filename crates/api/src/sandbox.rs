@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aenv_model::{SandboxId, TemplateId};
+use aenv_model::{LeaseId, SandboxId, TemplateId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -35,6 +35,12 @@ pub struct NewSandbox {
     /// Whether the guest agent demands an access token. Not part of the v2 form, where every sandbox is secured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure: Option<bool>,
+    /// Seconds without a connection or a running command after which it is paused. Not in E2B's API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout: Option<u32>,
+    /// A lease that it ends with. Not in E2B's API.
+    #[serde(default, rename = "leaseID", skip_serializing_if = "Option::is_none")]
+    pub lease_id: Option<LeaseId>,
     /// `false`: nothing outside is reached. The only snake-case key of this body.
     #[serde(default, rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
@@ -283,6 +289,19 @@ pub struct SandboxDetail {
     /// What happens at the end of its time, and on traffic after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
+    /// What a pause has kept; absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_mode: Option<PauseMode>,
+}
+
+/// What a pause keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PauseMode {
+    /// Memory and disk: it goes on where it was.
+    Full,
+    /// The disk only: it boots.
+    Filesystem,
 }
 
 /// `lifecycle` of a sandbox's detail.
@@ -314,6 +333,146 @@ pub struct ConnectRequest {
     /// `false`: a paused sandbox is booted afresh from its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<bool>,
+}
+
+/// Body of `POST /sandboxes/{id}/pause`; may be absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PauseRequest {
+    /// `false`: only the disk is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<bool>,
+    /// Fail rather than pause a guest that does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_healthy_guest: Option<bool>,
+}
+
+/// Body of `POST /sandboxes/{id}/resume`; may be absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResumeRequest {
+    /// Seconds to live from now; absent: the server's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u32>,
+    /// `false`: it is booted afresh from its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<bool>,
+}
+
+/// Body of `POST /sandboxes/{id}/fork`; may be absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkRequest {
+    /// How many children, 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// Seconds that they live; absent: as long as their source was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u32>,
+}
+
+/// One child of a fork: exactly one of the two.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ForkResult {
+    /// It runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
+    /// It does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<crate::ApiErrorBody>,
+}
+
+/// Body of `POST /sandboxes/batch`: sandboxes that are alike. Not in E2B's API.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewBatch {
+    /// How many.
+    pub count: u32,
+    /// A new lease that they all end with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<NewLease>,
+    /// What each of them is.
+    #[serde(flatten)]
+    pub sandbox: NewSandbox,
+}
+
+/// A lease to be: what is made under it ends with it, unless it is renewed in time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewLease {
+    /// Seconds that it, and each renewal of it, lasts.
+    pub timeout: u32,
+}
+
+/// Body of `POST /leases/{id}/renew`; may be absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRenewal {
+    /// Seconds from now; absent: as many as it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u32>,
+}
+
+/// A lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lease {
+    /// Its id.
+    #[serde(rename = "leaseID")]
+    pub lease_id: LeaseId,
+    /// When it ends unless it is renewed.
+    pub end_at: Timestamp,
+}
+
+/// What became of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// One result a sandbox.
+    pub sandboxes: Vec<ForkResult>,
+    /// The lease that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+}
+
+/// Body of `POST /sandboxes/{id}/rollback`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackRequest {
+    /// Id or name of a snapshot of this sandbox.
+    #[serde(rename = "snapshotID")]
+    pub snapshot_id: String,
+}
+
+/// Body of `POST /sandboxes/{id}/snapshots`; may be absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewSnapshot {
+    /// A name for it: letters, digits, `-` and `_`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `false`: only the disk is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<bool>,
+}
+
+/// A snapshot of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotInfo {
+    /// What sandboxes are started from, as their `templateID`.
+    #[serde(rename = "snapshotID")]
+    pub snapshot_id: TemplateId,
+    /// Its names.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// Virtual CPUs.
+    #[serde(default)]
+    pub cpu_count: u32,
+    /// Guest memory in MiB.
+    #[serde(default, rename = "memoryMB")]
+    pub memory_mb: u64,
+    /// Root disk in MiB.
+    #[serde(default, rename = "diskSizeMB")]
+    pub disk_size_mb: u64,
+    /// The instant of it.
+    pub created_at: Timestamp,
+    /// When its record last changed.
+    pub updated_at: Timestamp,
 }
 
 /// Body of `POST /sandboxes/{id}/timeout`. Replaces the end of its time: may shorten it, 0 ends it at once.
@@ -428,6 +587,7 @@ mod tests {
             domain: None,
             network: None,
             lifecycle: Some(Lifecycle { auto_resume: false, on_timeout: OnTimeout::Kill }),
+            pause_mode: None,
         };
         let value = serde_json::to_value(&detail).unwrap();
         assert_eq!(value["memoryMB"], 1024);

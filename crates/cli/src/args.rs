@@ -28,6 +28,14 @@ pub(crate) enum Command {
     Connect(Target),
     /// Set the time that a sandbox still has
     Timeout(Timeout),
+    /// Stop a sandbox and keep it, with its memory and processes
+    Pause(Pause),
+    /// Let a paused sandbox go on
+    Resume(Resume),
+    /// Put a running sandbox back to one of its snapshots
+    Rollback(Rollback),
+    /// Make children of a running sandbox, each with a copy of its memory and files
+    Fork(Fork),
     /// List sandboxes
     #[command(visible_alias = "ls")]
     List(Listing),
@@ -37,6 +45,9 @@ pub(crate) enum Command {
     /// List, watch and delete templates
     #[command(subcommand, visible_alias = "templates")]
     Template(Template),
+    /// Take, list and delete snapshots of sandboxes
+    #[command(subcommand, visible_alias = "snap")]
+    Snapshot(Snapshot),
     /// Print a shell's completion script
     #[command(hide = true)]
     Completion {
@@ -83,12 +94,12 @@ pub(crate) struct MachineSize {
 
 #[derive(Debug, Args)]
 pub(crate) struct Start {
-    /// Template id or name; with --cold an OCI image
+    /// Template or snapshot, by id or name; with --cold an OCI image
     pub(crate) target: String,
     /// Boot from an OCI image, without a template
     #[arg(long)]
     pub(crate) cold: bool,
-    /// Seconds to live
+    /// Seconds until it is paused
     #[arg(long, value_name = "SECS", default_value_t = 300)]
     pub(crate) timeout: u32,
     /// Virtual CPUs, with --cold [default: the server's]
@@ -131,6 +142,50 @@ pub(crate) struct Timeout {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Pause {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// Keep its files only: it boots when it is resumed
+    #[arg(long)]
+    pub(crate) disk_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Resume {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// Seconds to live from now
+    #[arg(long, value_name = "SECS", default_value_t = 300)]
+    pub(crate) timeout: u32,
+    /// Boot it from its files, without the memory that was kept
+    #[arg(long)]
+    pub(crate) boot: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rollback {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// Id or name of a snapshot of it
+    pub(crate) snapshot: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Fork {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// How many children
+    #[arg(short = 'n', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) count: u32,
+    /// Seconds that they live [default: as many as their source was given]
+    #[arg(long, value_name = "SECS")]
+    pub(crate) timeout: Option<u32>,
+    /// How to print [default: their ids, one a line]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Listing {
     /// How to print [default: table on a terminal, json otherwise]
     #[arg(long, value_name = "FORMAT")]
@@ -162,6 +217,43 @@ pub(crate) struct TemplateTarget {
     /// Template id or name
     #[arg(value_name = "ID_OR_NAME")]
     pub(crate) template: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Snapshot {
+    /// Take a snapshot of a running sandbox, which goes on
+    Create(SnapshotCreation),
+    /// List snapshots, the newest first
+    #[command(visible_alias = "ls")]
+    List(SnapshotListing),
+    /// Delete a snapshot; what was started from it goes on
+    #[command(visible_alias = "rm")]
+    Delete(SnapshotTarget),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotCreation {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// A name for it
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotListing {
+    /// Only those of this sandbox, which may be gone
+    #[arg(long, value_name = "ID")]
+    pub(crate) sandbox_id: Option<SandboxId>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotTarget {
+    /// Snapshot id or name
+    #[arg(value_name = "ID_OR_NAME")]
+    pub(crate) snapshot: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -226,8 +318,17 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_has_a_child_at_least() {
+        assert_eq!(refused(&["fork", ID, "--count", "0"]).kind(), ErrorKind::ValueValidation);
+        assert!(Arguments::try_parse_from(["aenv", "fork", ID, "-n", "16", "--output", "json"]).is_ok());
+    }
+
+    #[test]
     fn short_names_stand_for_commands() {
-        for words in [&["ls"][..], &["rm", ID], &["cn", ID], &["templates", "ls"], &["template", "rm", "x"]] {
+        let templates = [&["templates", "ls"][..], &["template", "rm", "x"]];
+        let snapshots = [&["snap", "ls", "--sandbox-id", ID][..], &["snapshot", "rm", "x"]];
+        for words in [&["ls"][..], &["rm", ID], &["cn", ID]].iter().chain(&templates).chain(&snapshots) {
+            let words = *words;
             assert!(Arguments::try_parse_from([&["aenv"], words].concat()).is_ok(), "{words:?}");
         }
     }

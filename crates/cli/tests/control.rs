@@ -80,13 +80,15 @@ async fn a_list_is_the_servers_words_as_json_over_all_pages() {
 #[tokio::test]
 async fn a_table_is_for_people() {
     let server = Server::start().await;
-    server.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    server.answer("GET /v2/sandboxes", 200, json!([listed("running"), listed("paused")]));
     let ran = User::of(&server.url).run(&["ls", "--output", "table"]).await;
     let lines: Vec<_> = ran.stdout.lines().map(|line| line.split("  ").map(str::trim).collect::<Vec<_>>()).collect();
     let cells = |line: &[&str]| line.iter().filter(|c| !c.is_empty()).map(|c| (*c).to_owned()).collect::<Vec<_>>();
     let header = ["SANDBOX ID", "TEMPLATE", "STATE", "CPU", "MEM (MiB)", "DISK (MiB)", "STARTED"];
     assert_eq!(cells(&lines[0]), header);
-    assert_eq!(cells(&lines[1]), [SANDBOX, "base", "running", "2", "1024", "2048", "2026-01-31 12:00:00Z"]);
+    for (line, state) in lines[1..].iter().zip(["running", "paused"]) {
+        assert_eq!(cells(line), [SANDBOX, "base", state, "2", "1024", "2048", "2026-01-31 12:00:00Z"]);
+    }
 }
 
 #[tokio::test]
@@ -144,11 +146,101 @@ async fn simple_commands_say_what_they_did() {
 }
 
 #[tokio::test]
+async fn pause_and_resume_say_what_they_did_and_ask_for_what_was_meant() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let (pause, connect) = (format!("POST /sandboxes/{SANDBOX}/pause"), format!("POST /sandboxes/{SANDBOX}/connect"));
+    server.answer(&pause, 204, Value::Null);
+    let table = [
+        (&["pause", SANDBOX][..], &pause, json!({}), "Paused"),
+        (&["pause", SANDBOX, "--disk-only"], &pause, json!({"memory": false}), "Paused"),
+        (&["resume", SANDBOX], &connect, json!({"timeout": 300}), "Resumed"),
+        (
+            &["resume", SANDBOX, "--timeout", "60", "--boot"],
+            &connect,
+            json!({"timeout": 60, "memory": false}),
+            "Resumed",
+        ),
+    ];
+    for (words, line, body, done) in table {
+        let ran = user.run(words).await;
+        assert_eq!((ran.code, ran.stdout), (Some(0), format!("{done} {SANDBOX}\n")), "{words:?}");
+        assert_eq!(server.called(line).unwrap().body, body, "{words:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_paused_already_is_told_in_the_servers_words() {
+    let server = Server::start().await;
+    let message = format!("sandbox {SANDBOX} is paused already");
+    server.answer(&format!("POST /sandboxes/{SANDBOX}/pause"), 409, json!({"code": 409, "message": message}));
+    let ran = User::of(&server.url).run(&["pause", SANDBOX]).await;
+    assert_eq!((ran.code, ran.stderr), (Some(1), format!("error: {message} (409)\n")));
+}
+
+#[tokio::test]
+async fn a_fork_prints_its_children_and_fails_if_one_is_missing() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let fork = format!("POST /sandboxes/{SANDBOX}/fork");
+    let child = json!({"sandbox": sandbox()});
+    let missing = json!({"error": {"code": 503, "message": "the node is full"}});
+    server.answer(&fork, 201, json!([child, child]));
+    server.answer(&fork, 201, json!([missing, child]));
+    let ran = user.run(&["fork", SANDBOX, "--count", "2", "--timeout", "60"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("{SANDBOX}\n{SANDBOX}\n")));
+    assert_eq!(server.called(&fork).unwrap().body, json!({"count": 2, "timeout": 60}));
+    let ran = user.run(&["fork", SANDBOX, "-n", "2"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(1), format!("{SANDBOX}\n")));
+    assert!(ran.stderr.contains("1 of 2 children") && ran.stderr.contains("the node is full"), "{}", ran.stderr);
+    let ran = user.run(&["fork", SANDBOX, "-n", "2", "--output", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), json!([missing, child]));
+    let ran = user.run(&["fork", SANDBOX, "-n", "2", "--output", "table"]).await;
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    assert!(lines[0].starts_with("SANDBOX ID") && lines[1].ends_with("the node is full"), "{lines:?}");
+    assert!(lines[2].starts_with(SANDBOX) && lines[2].ends_with('-'), "{lines:?}");
+}
+
+#[tokio::test]
+async fn snapshots_are_taken_listed_and_deleted() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let taken = json!({"snapshotID": TEMPLATE, "names": ["prepared"], "cpuCount": 2, "memoryMB": 1024, "diskSizeMB": 2048,
+        "createdAt": "2026-01-31T12:00:00Z", "updatedAt": "2026-01-31T12:00:00Z"});
+    let create = format!("POST /sandboxes/{SANDBOX}/snapshots");
+    server.answer(&create, 201, taken.clone());
+    let ran = user.run(&["snapshot", "create", SANDBOX, "--name", "prepared"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("Created snapshot {TEMPLATE}\n")));
+    assert_eq!(server.called(&create).unwrap().body, json!({"name": "prepared"}));
+
+    server.answer_with("GET /snapshots?", 200, json!([taken]), next_token("more"));
+    server.answer("GET /snapshots?", 200, json!([taken]));
+    let ran = user.run(&["snap", "ls"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), json!([taken, taken]), "{ran:?}");
+    let ran = user.run(&["snapshot", "list", "--sandbox-id", SANDBOX, "--output", "table"]).await;
+    let lines: Vec<_> = ran.stdout.lines().map(|line| line.split("  ").filter(|cell| !cell.is_empty())).collect();
+    let cells: Vec<_> = lines[1].clone().map(str::trim).collect();
+    assert_eq!(cells, [TEMPLATE, "prepared", "2", "1024", "2048", "2026-01-31 12:00:00Z"]);
+    let lines: Vec<_> = server.calls().into_iter().map(|call| call.line).filter(|line| line.contains("?")).collect();
+    let expected =
+        ["limit=100".to_owned(), "limit=100&nextToken=more".to_owned(), format!("sandboxID={SANDBOX}&limit=100")];
+    assert_eq!(lines, expected.map(|query| format!("GET /snapshots?{query}")));
+
+    server.answer("GET /snapshots/prepared", 200, taken);
+    server.answer("GET /snapshots/base", 404, json!({"code": 404, "message": "snapshot 'base' not found"}));
+    server.answer(&format!("DELETE /templates/{TEMPLATE}"), 204, Value::Null);
+    let ran = user.run(&["snapshot", "rm", "prepared"]).await;
+    assert_eq!((ran.code, ran.stdout), (Some(0), format!("Deleted snapshot {TEMPLATE}\n")));
+    let ran = user.run(&["snapshot", "delete", "base"]).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), "error: snapshot 'base' not found (404)\n"));
+}
+
+#[tokio::test]
 async fn an_unknown_sandbox_is_told_in_the_servers_words() {
     let server = Server::start().await;
     server.set_sandbox("deleted");
-    for command in ["delete", "connect"] {
-        let ran = User::of(&server.url).run(&[command, SANDBOX]).await;
+    for words in [&["delete"][..], &["connect"], &["pause"], &["resume"], &["fork"], &["snapshot", "create"]] {
+        let ran = User::of(&server.url).run(&[words, &[SANDBOX]].concat()).await;
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.stderr.contains(&format!("error: sandbox {SANDBOX} not found (404)")), "{ran:?}");
     }
@@ -162,12 +254,13 @@ async fn a_detached_start_prints_the_id_alone() {
     let ran = user.run(&["start", "base", "-d", "--timeout", "60"]).await;
     assert_eq!((ran.code, ran.stdout, ran.stderr.as_str()), (Some(0), format!("{SANDBOX}\n"), ""));
     let body = server.called("POST /sandboxes").unwrap().body;
-    assert_eq!(body, json!({"templateID": "base", "timeout": 60, "secure": true}));
+    assert_eq!(body, json!({"templateID": "base", "timeout": 60, "autoPause": true, "secure": true}));
 
     let ran = user.run(&["start", "--cold", "debian:12", "-d", "--cpu", "2", "--disk-mb", "2048"]).await;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let body = server.called("POST /sandboxes-cold").unwrap().body;
-    let expected = json!({"image": "debian:12", "timeout": 300, "secure": true, "cpuCount": 2, "diskSizeMB": 2048});
+    let expected = json!({"image": "debian:12", "timeout": 300, "autoPause": true, "secure": true, "cpuCount": 2,
+        "diskSizeMB": 2048});
     assert_eq!(body, expected);
 }
 
@@ -256,6 +349,7 @@ async fn templates_are_found_by_id_and_by_name() {
 async fn completion_scripts_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = User::fresh().run(&["completion", shell]).await;
-        assert!(ran.code == Some(0) && ran.stdout.contains("template"), "{shell}: {ran:?}");
+        let known = ["template", "pause", "resume", "fork", "snapshot"].iter().all(|word| ran.stdout.contains(word));
+        assert!(ran.code == Some(0) && known, "{shell}: {ran:?}");
     }
 }

@@ -140,7 +140,7 @@ async fn a_sandbox_that_does_not_answer_is_told_in_the_servers_words() {
     server.set_sandbox("paused");
     let ran = User::of(&server.url).run(&["exec", SANDBOX, "true"]).await;
     assert_eq!(ran.code, Some(1));
-    assert!(ran.stderr.contains(&format!("is paused, `aenv connect {SANDBOX}` resumes it")), "{ran:?}");
+    assert!(ran.stderr.contains(&format!("is paused, `aenv resume {SANDBOX}` lets it go on")), "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

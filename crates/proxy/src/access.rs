@@ -12,7 +12,7 @@ use crate::AGENT_PORT;
 pub(crate) const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 
 /// The agent's routes for the node alone. Whoever could call `/init` could set the token that guards all others.
-const INTERNAL: [&str; 7] = ["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"];
+const INTERNAL: [&str; 8] = ["init", "sync", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"];
 
 /// Why a request may not pass. The texts are the SDKs' contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

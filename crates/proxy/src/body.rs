@@ -1,5 +1,6 @@
 //! Bodies in flight: the answer to the client, and the request on its way to the guest.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -107,6 +108,7 @@ impl HttpBody for Body {
 pub(crate) struct Cut {
     pub(crate) ended: CancellationToken,
     pub(crate) closing: CancellationToken,
+    pub(crate) _in_use: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Cut {

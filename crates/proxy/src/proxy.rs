@@ -116,7 +116,8 @@ impl Proxy {
         let path = guest_path(request.uri(), target.via);
         access::check(target.port, path, request.headers(), route.traffic_token.as_deref()).map_err(Refusal::Denied)?;
 
-        let cut = Cut { ended: route.ended.clone(), closing: self.closing.clone() };
+        let (ended, closing, in_use) = (route.ended.clone(), self.closing.clone(), route.in_use.clone());
+        let cut = Cut { ended, closing, _in_use: in_use };
         let exchange = async {
             let stream = self.connect(&route, target.port).await?;
             let client_upgrade =

@@ -1,5 +1,6 @@
 //! What the proxy needs to know of a sandbox, and from whom.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct Route {
     pub traffic_token: Option<String>,
     /// Fires when the sandbox takes no more traffic; running streams break then.
     pub ended: CancellationToken,
+    /// Kept until the exchange, or the tunnel that it became, is over.
+    pub in_use: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl fmt::Debug for Route {

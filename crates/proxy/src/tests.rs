@@ -66,7 +66,8 @@ async fn node() -> Node {
 
 async fn node_with(limits: Limits) -> Node {
     let ended = CancellationToken::new();
-    let route = |traffic_token| Route { connector: Arc::new(Loopback), traffic_token, ended: ended.clone() };
+    let route =
+        |traffic_token| Route { connector: Arc::new(Loopback), traffic_token, ended: ended.clone(), in_use: None };
     let routes = Known(HashMap::from([(ID, route(None)), (PRIVATE, route(Some("secret".to_owned())))]));
     let proxy = Arc::new(Proxy::new(Arc::new(routes), Some("e2b_platform".into())).with_limits(limits));
     let targets = Targets::new(vec!["sbx.test".into()]);

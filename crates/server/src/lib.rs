@@ -6,9 +6,13 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod disks;
 mod http;
 mod node;
+mod repository;
 mod secrets;
 mod serve;
+mod storage;
+mod warm;
 
 pub use node::{Node, provision_guest};

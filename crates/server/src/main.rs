@@ -70,6 +70,8 @@ fn log_to_stderr() {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would panic where its words about a failed write cannot be written either: on a full disk.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match std::env::var("AENV_LOG_FORMAT").as_deref() {
         Ok("json") => builder.json().init(),

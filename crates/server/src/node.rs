@@ -1,5 +1,6 @@
 //! One node, built top to bottom: what exists, in which order it starts, and in which order it stops.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -7,15 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aenv_block_device::FileDiskStore;
+use aenv_block_client::{BlockdClient, LayeredDiskStore};
+use aenv_block_device::DiskStore;
+use aenv_block_overlaybd::Mode;
 use aenv_durable::Store;
 use aenv_guest_kit::{GuestKit, KitConfig};
-use aenv_image::{DiskSize, Importer, ImporterConfig};
+use aenv_image::{ImageCache, Importer, ImporterConfig, LeaseKind};
 use aenv_model::Bytes;
 use aenv_network::SlotPool;
-use aenv_orchestrator::{GuestBoot, Orchestrator, TokenSeed};
+use aenv_orchestrator::{Former, GuestBoot, Orchestrator, TokenSeed};
 use aenv_proxy::{Proxy, Targets};
-use aenv_template::Templates;
+use aenv_snapshot::{CaptureStore, HostBacking};
+use aenv_tasks::TaskScope;
+use aenv_template::{ImportImage, Templates};
 use aenv_vmm_driver::Vmm as _;
 use aenv_vmm_qemu::{AccelChoice, Qemu};
 use anyhow::{Context as _, Result, bail};
@@ -24,10 +29,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::config::{Config, VirtualizationMode};
-use crate::http::{App, AppParts, NodeRoutes, router};
+use crate::config::{Config, UpperMode, VirtualizationMode};
+use crate::disks::LeasedDisks;
+use crate::http::{App, AppParts, NodeRoutes, Once, router};
+use crate::repository;
 use crate::secrets::{ApiKey, token_seed};
 use crate::serve::serve;
+use crate::storage::Storage;
+use crate::warm::Warmer;
 
 /// File of the home that holds the node's tag.
 const TAG_FILE: &str = "node-tag";
@@ -41,7 +50,12 @@ pub struct Node {
     address: SocketAddr,
     orchestrator: Orchestrator,
     templates: Templates,
+    importer: Arc<Importer>,
     slots: Arc<SlotPool>,
+    captures: CaptureStore,
+    storage: Storage,
+    /// What goes on beside everything: the daemon is watched, the image cache collected.
+    beside: TaskScope,
     proxy: Arc<Proxy>,
     stop_serving: CancellationToken,
     serving: JoinHandle<()>,
@@ -56,8 +70,8 @@ struct Layout {
     guest: PathBuf,
     cache: PathBuf,
     disks: PathBuf,
+    captures: PathBuf,
     templates: PathBuf,
-    imports: PathBuf,
     serial: PathBuf,
     sandboxes: PathBuf,
     slots: PathBuf,
@@ -71,13 +85,13 @@ impl Layout {
             guest: config.guest.kit_path.clone(),
             cache: config.cache_path.clone(),
             disks: home.join("disks"),
+            captures: home.join("captures"),
             templates: home.join("templates"),
-            imports: home.join("imports"),
             serial: home.join("logs/serial"),
             sandboxes: runtime.join("sandboxes"),
             slots: runtime.to_owned(),
         };
-        for dir in [&layout.guest, &layout.cache, &layout.disks, &layout.templates, &layout.imports] {
+        for dir in [&layout.guest, &layout.cache, &layout.disks, &layout.templates] {
             make_dir(dir)?;
         }
         Ok(layout)
@@ -85,7 +99,7 @@ impl Layout {
 }
 
 impl Node {
-    /// Starts every part and serves. Whatever a former server left is ended first, and told.
+    /// Starts every part and serves. What a former server left is taken over first, or ended, and told.
     pub async fn start(config: Config) -> Result<Self> {
         let layout = Layout::make(&config)?;
         let lock = lock_home(&config.home_path)?;
@@ -95,6 +109,22 @@ impl Node {
         let listener = TcpListener::bind(config.api_addr)
             .await
             .with_context(|| format!("listen on {} (API_ADDR)", config.api_addr))?;
+        let storage = Storage::start(&config).await?;
+        // Boxed: all parts of a node on one stack are a lot.
+        let started = Box::pin(Self::start_on(storage.clone(), listener, config, layout, lock)).await;
+        if started.is_err() {
+            storage.stop().await;
+        }
+        started
+    }
+
+    async fn start_on(
+        storage: Storage,
+        listener: TcpListener,
+        config: Config,
+        layout: Layout,
+        lock: File,
+    ) -> Result<Self> {
         let address = listener.local_addr()?;
         let key = ApiKey::find(&layout.secrets).context("find the API key")?;
         let seed = match &config.sandbox.access_token_hash_seed {
@@ -103,13 +133,31 @@ impl Node {
         };
         let seed = TokenSeed::new(&seed).context("sandbox.access_token_hash_seed must not be blank")?;
         let store = Store::open(&config.home_path.join("node.redb"))?;
+        let shared = repository::open(&config)?;
 
-        let disks = FileDiskStore::open(layout.disks.clone());
-        let disks = Arc::new(disks.with_context(|| format!("open {}", layout.disks.display()))?);
-        let leftovers = aenv_orchestrator::end_leftovers(&store, disks.as_ref()).await?;
-        if leftovers != Default::default() {
-            let (ended, kept, unknown) = (leftovers.ended, leftovers.kept, leftovers.unknown);
-            warn!(ended, kept, unknown, "found sandboxes that a former server left");
+        let tag = node_tag(&config.home_path)?;
+        let cache = ImageCache::open(&config.image.cache.root_dir, &tag, config.image.cache.cache());
+        let cache = cache.context("open the image cache")?;
+        let layered = Arc::new(LayeredDiskStore::new(storage.client(), &layout.disks, upper_mode(&config)));
+        let disks: Arc<dyn DiskStore> = Arc::new(LeasedDisks { disks: Arc::clone(&layered), cache: cache.clone() });
+        let backing = HostBacking { client: storage.client(), disks: layered };
+        let captures = CaptureStore::open(&layout.captures, Arc::new(backing))?;
+        let former = Former::read(&store)?;
+        // Work of a former server ended with it.
+        cache.reconcile(LeaseKind::Operation, BTreeSet::new()).await.context("look through the image cache")?;
+        if !former.has_unknown() {
+            // Sandboxes that did not outlive the former server need no layers.
+            cache.reconcile(LeaseKind::Runtime, former.disks()).await.context("look through the image cache")?;
+        }
+        let of_templates = aenv_template::captures(&store)?;
+        let kept = of_templates.clone().unwrap_or_default();
+        if of_templates.is_some() && !former.has_unknown() {
+            // With unknown records we cannot tell garbage from theirs.
+            let needed = former.captures().union(&kept).copied().collect();
+            let swept = captures.sweep(&needed, &former.mapped()).await;
+            if swept != Default::default() {
+                warn!(removed = swept.removed, failed = ?swept.failed, "swept captures that nobody needs");
+            }
         }
 
         let memory = host_memory()?;
@@ -117,50 +165,76 @@ impl Node {
         let vmm = probe_vmm(&config, &layout, &kit).await?;
         info!(vmm = ?vmm.identity().kind, version = vmm.identity().version, kernel = kit.kernel_version, "machines");
 
-        let importer = importer(&config, &layout)?;
-        let templates = Templates::start(
-            aenv_template::Parts {
-                config: config.template_build.clone(),
-                dir: layout.templates.clone(),
-                importer: Arc::new(importer),
-            },
-            &store,
-        )?;
+        let importer = importer(&config, cache.clone(), storage.client()).await?;
 
         let slots = SlotPool::start(aenv_network::NetworkConfig {
             run_dir: layout.slots.clone(),
-            tag: node_tag(&config.home_path)?,
+            tag,
             veth_cidr: config.network.internal.veth_cidr,
             low_watermark: config.pool.low_watermark,
             high_watermark: config.pool.high_watermark,
         });
         let slots = Arc::new(slots.await.context("start the network")?);
-        let swept = slots.sweep(&[]).await;
-        if swept != Default::default() {
-            warn!(removed = swept.removed.len(), failed = ?swept.failed, "swept network slots that a former server left");
-        }
-
         let orchestrator = Orchestrator::start(
             aenv_orchestrator::Parts {
                 config: config.orchestrator.clone(),
                 envd: config.envd.clone(),
+                standby: config.pool.sandbox.clone(),
+                blanks: config.pool.vmm.clone(),
                 vmm: Arc::new(vmm),
                 slots: Arc::clone(&slots) as Arc<dyn aenv_orchestrator::Slots>,
                 disks,
+                captures: captures.clone(),
+                disk_limit: config.machine.disk_rate_limit.limit(),
                 boot: GuestBoot { kernel: kit.kernel, initramfs: kit.initramfs, cmdline: kit.cmdline },
-                run_dir: layout.sandboxes,
+                run_dir: layout.sandboxes.clone(),
                 serial_dir: layout.serial,
                 seed,
             },
             &store,
+            former,
+            &kept,
         );
-        let orchestrator = match orchestrator {
-            Ok(orchestrator) => orchestrator,
+        let started = async {
+            let (orchestrator, taken_over) = orchestrator.await?;
+            if taken_over != Default::default() {
+                info!(?taken_over, "found sandboxes of a former server");
+            }
+            // After those that were taken over have theirs.
+            let swept = slots.sweep(&[]).await;
+            if swept != Default::default() {
+                let removed = swept.removed.len();
+                warn!(removed, failed = ?swept.failed, "swept network slots that a former server left");
+            }
+            let once = Once::load(&store, TaskScope::new("requests with keys"))?;
+            let parts = aenv_template::Parts {
+                config: config.template_build.clone(),
+                dir: layout.templates.clone(),
+                importer: Arc::clone(&importer) as Arc<dyn ImportImage>,
+                captures: captures.clone(),
+                warm: Some(Arc::new(Warmer { orchestrator: orchestrator.clone() })),
+                shared: shared.clone(),
+            };
+            Ok::<_, anyhow::Error>((Templates::start(parts, &store).await?, orchestrator, once))
+        };
+        let (templates, orchestrator, once) = match started.await {
+            Ok(started) => started,
             Err(error) => {
                 _ = slots.close().await; // what stays is the next start's to sweep
-                return Err(error.into());
+                return Err(error);
             }
         };
+
+        let beside = TaskScope::new("node");
+        beside.spawn("watch the storage daemon", storage.clone().watch(beside.token()));
+        if config.image.cache.gc.enabled {
+            beside.spawn("collect the image cache", cache.run(beside.token()));
+        }
+        if let Some(shared) = shared.filter(|_| !config.snapshot.sweep_interval.is_zero()) {
+            let every = config.snapshot.sweep_interval;
+            let keeping_up = repository::keep_up(shared.repository, templates.clone(), every, beside.token());
+            beside.spawn("keep up the repository", keeping_up);
+        }
 
         let routes = NodeRoutes { orchestrator: orchestrator.clone() };
         let proxy = Arc::new(Proxy::new(Arc::new(routes), Some(key.text().to_owned())));
@@ -173,13 +247,32 @@ impl Node {
                 key,
                 orchestrator: orchestrator.clone(),
                 templates: templates.clone(),
+                once,
+                slots: Arc::clone(&slots),
+                blockd: storage.client(),
+                sandboxes_dir: layout.sandboxes,
+                captures_dir: layout.captures,
             }),
         };
         let runtime_path = layout.slots;
         let stop_serving = CancellationToken::new();
         let serving = tokio::spawn(serve(listener, router(app), stop_serving.clone())); // awaited by `stop`
         info!(%address, "listening");
-        Ok(Self { address, orchestrator, templates, slots, proxy, stop_serving, serving, runtime_path, _lock: lock })
+        Ok(Self {
+            address,
+            orchestrator,
+            templates,
+            importer,
+            slots,
+            captures,
+            storage,
+            beside,
+            proxy,
+            stop_serving,
+            serving,
+            runtime_path,
+            _lock: lock,
+        })
     }
 
     /// Where the API listens.
@@ -188,13 +281,17 @@ impl Node {
         self.address
     }
 
-    /// Stops accepting, ends every sandbox and build, gives everything back. Reports what did not end in `patience`.
+    /// Stops accepting, puts every sandbox away as configured, ends every build, gives everything back. Reports what did not end in `patience`.
     pub async fn stop(self, patience: Duration) -> Result<()> {
         self.stop_serving.cancel();
         let sandboxes = self.orchestrator.close(patience).await;
         self.proxy.close().await;
         let builds = self.templates.close(patience).await;
+        let imports = self.importer.close(patience).await;
+        let captures = self.captures.close(patience).await;
         let slots = self.slots.close().await;
+        let beside = self.beside.close(patience).await;
+        self.storage.stop().await;
         // Connections end with their sandboxes; a client that is slow to take its answer must not hold up the stop.
         let mut serving = self.serving;
         if tokio::time::timeout(DRAIN, &mut serving).await.is_err() {
@@ -202,12 +299,15 @@ impl Node {
         }
         sandboxes.context("end sandboxes")?;
         builds.context("end builds")?;
+        imports.context("end imports")?;
+        captures.context("let go of captures")?;
+        beside.context("end what goes on beside")?;
         if let Err(left) = slots {
             let left: Vec<_> = left.iter().map(ToString::to_string).collect();
             bail!("close the network: {}", left.join("; "));
         }
         // What is not empty is somebody else's, or left for the next start's sweep.
-        for dir in [self.runtime_path.join("sandboxes"), self.runtime_path.join("netns"), self.runtime_path] {
+        for dir in ["blockd/devices", "blockd", "sandboxes", "netns", ""].map(|dir| self.runtime_path.join(dir)) {
             _ = std::fs::remove_dir(dir);
         }
         info!("stopped");
@@ -248,20 +348,30 @@ async fn probe_vmm(config: &Config, layout: &Layout, kit: &GuestKit) -> Result<Q
     Qemu::probe(qemu, &kit.kernel, &kit.initramfs).await.context("find a VMM")
 }
 
-fn importer(config: &Config, layout: &Layout) -> Result<Importer> {
+async fn importer(config: &Config, cache: ImageCache, client: BlockdClient) -> Result<Arc<Importer>> {
     let resolver = &config.image.resolver;
-    let importer = Importer::new(ImporterConfig {
+    let importer_config = ImporterConfig {
         plain_http_hosts: resolver.plain_http_registries.clone(),
         search_registries: resolver.search_registries.clone(),
         allowed_registries: resolver.allowed_registries.clone(),
-        disk: DiskSize { slack: Bytes::mib(config.template_build.min_free_disk_mib), ..DiskSize::default() },
-        ..ImporterConfig::new(&layout.imports)
-    });
-    let swept = importer.sweep().context("sweep unfinished imports")?;
+        convert_standard_oci: resolver.convert_standard_oci,
+        referrers_prefixes: resolver.try_referrers_overlaybd_prefixes.clone(),
+        ..ImporterConfig::default()
+    };
+    let importer = Importer::new(importer_config, cache, client);
+    let swept = importer.sweep().await.context("sweep unfinished imports")?;
     if !swept.is_empty() {
-        warn!(imports = swept.len(), "removed imports that a former server left unfinished");
+        warn!(imports = swept.len(), "ended conversions that a former server left unfinished");
     }
-    Ok(importer)
+    Ok(Arc::new(importer))
+}
+
+fn upper_mode(config: &Config) -> Mode {
+    match config.ublk.overlaybd.runtime_upper_mode {
+        UpperMode::HybridLogStructured => Mode::Hybrid,
+        UpperMode::LogStructured => Mode::Log,
+        UpperMode::Sparse => Mode::Sparse,
+    }
 }
 
 fn make_dir(dir: &Path) -> Result<()> {

@@ -31,7 +31,7 @@ pub(crate) async fn run(client: &Client, exec: Exec) -> anyhow::Result<ExitCode>
     // Traffic may wake a paused sandbox, if it was made so; we do not by ourselves.
     let mut events = guest.start(program).await.with_context(|| match detail.listed.state {
         SandboxState::Running => format!("run a command in sandbox {sandbox}"),
-        SandboxState::Paused => format!("sandbox {sandbox} is paused, `aenv connect {sandbox}` resumes it"),
+        SandboxState::Paused => format!("sandbox {sandbox} is paused, `aenv resume {sandbox}` lets it go on"),
     })?;
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let mut pid = None;

@@ -5,6 +5,7 @@ mod completion;
 mod exec;
 mod pull;
 mod sandboxes;
+mod snapshot;
 mod start;
 mod template;
 
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use aenv_api::Client;
 
-use crate::args::{Command, Template};
+use crate::args::{Command, Snapshot, Template};
 use crate::attach;
 use crate::credentials::Surroundings;
 
@@ -26,11 +27,18 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Exec(exec) => return exec::run(&client()?, exec).await,
         Command::Connect(target) => return attach::connect(&client()?, target.sandbox_id).await,
         Command::Timeout(timeout) => sandboxes::timeout(&client()?, &timeout).await?,
+        Command::Pause(pause) => sandboxes::pause(&client()?, &pause).await?,
+        Command::Resume(resume) => sandboxes::resume(&client()?, &resume).await?,
+        Command::Rollback(rollback) => sandboxes::roll_back(&client()?, &rollback).await?,
+        Command::Fork(fork) => sandboxes::fork(&client()?, &fork).await?,
         Command::List(listing) => sandboxes::list(&client()?, &listing).await?,
         Command::Delete(target) => sandboxes::delete(&client()?, target.sandbox_id).await?,
         Command::Template(Template::List(listing)) => template::list(&client()?, &listing).await?,
         Command::Template(Template::Watch(target)) => template::watch(&client()?, &target.template).await?,
         Command::Template(Template::Delete(target)) => template::delete(&client()?, &target.template).await?,
+        Command::Snapshot(Snapshot::Create(request)) => snapshot::create(&client()?, &request).await?,
+        Command::Snapshot(Snapshot::List(listing)) => snapshot::list(&client()?, &listing).await?,
+        Command::Snapshot(Snapshot::Delete(target)) => snapshot::delete(&client()?, &target.snapshot).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -8,13 +8,15 @@ use crate::args::Start;
 use crate::progress::StatusLine;
 use crate::{attach, output};
 
-/// Creates the sandbox and attaches to it; it lives on when the shell ends. Detached, prints its id alone.
+/// Creates the sandbox and attaches to it; it lives on when the shell ends, and is paused when its time is over: somebody
+/// may still want what is in it. Detached, prints its id alone.
 pub(crate) async fn run(client: &Client, start: Start) -> anyhow::Result<ExitCode> {
     let status = StatusLine::while_waiting(&format!("Starting a sandbox from {}", start.target));
     let sandbox = if start.cold {
         let request = NewColdSandbox {
             image: start.target,
             timeout: Some(start.timeout),
+            auto_pause: Some(true),
             secure: Some(true),
             cpu_count: start.cpu,
             memory_mb: start.memory,
@@ -26,6 +28,7 @@ pub(crate) async fn run(client: &Client, start: Start) -> anyhow::Result<ExitCod
         let request = NewSandbox {
             template_id: start.target,
             timeout: Some(start.timeout),
+            auto_pause: Some(true),
             secure: Some(true),
             ..Default::default()
         };

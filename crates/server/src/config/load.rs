@@ -1,18 +1,22 @@
 //! Reading the configuration: file, environment, placeholders, checks.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize as _;
 use toml::{Table, Value};
 
-use super::Config;
+use super::{BackendKind, Config};
 
 /// File read when nobody names one; it may be absent.
 const DEFAULT_FILE: &str = "config/default.toml";
 
 /// Stands for the resolved `home_path` in path values. Not read from the shell's environment.
 const HOME_PLACEHOLDER: &str = "$AENV_HOME";
+
+/// Stands for the resolved `runtime_path`, in the path of the storage daemon's socket.
+const RUNTIME_PLACEHOLDER: &str = "$AENV_RUNTIME";
 
 /// Environment variables that override a key, with the kind of value they carry.
 const OVERRIDES: &[(&str, &str, Kind)] = &[
@@ -25,11 +29,26 @@ const OVERRIDES: &[(&str, &str, Kind)] = &[
     ("AENV_GUEST_AGENT_PATH", "guest.agent_path", Kind::Text),
     ("AENV_SANDBOX_ACCESS_TOKEN_HASH_SEED", "sandbox.access_token_hash_seed", Kind::Text),
     ("AENV_SANDBOX_PROXY_DOMAINS", "sandbox_proxy.domains", Kind::List),
+    ("AENV_UBLK_DAEMON_BINARY_PATH", "ublk.daemon_binary_path", Kind::Text),
+    ("AENV_SNAPSHOT_LOCAL_CACHE_PATH", "snapshot.local_cache_path", Kind::Text),
+    ("AENV_SNAPSHOT_STORE", "backend.posix_fs.snapshot_store", Kind::Text),
+    ("AENV_UBLK_DAEMON_METRICS_LISTEN_ADDR", "ublk.daemon_metrics_listen_addr", Kind::Text),
 ];
 
 /// Every key, for suggestions; a test keeps it in step with the types.
 const KEYS: &[&str] = &[
     "api_addr",
+    "backend.oss.access_key_id",
+    "backend.oss.access_key_secret",
+    "backend.oss.addressing_style",
+    "backend.oss.bucket",
+    "backend.oss.cache_max_size_gb",
+    "backend.oss.credential_process",
+    "backend.oss.endpoint",
+    "backend.oss.prefix",
+    "backend.oss.region",
+    "backend.oss.security_token",
+    "backend.posix_fs.snapshot_store",
     "cache_path",
     "envd.init_timeout_secs",
     "envd.poll_ms",
@@ -37,27 +56,62 @@ const KEYS: &[&str] = &[
     "guest.agent_path",
     "guest.kit_path",
     "home_path",
+    "image.cache.capacity_gb",
+    "image.cache.gc.enabled",
+    "image.cache.gc.high_watermark_ratio",
+    "image.cache.gc.interval_secs",
+    "image.cache.gc.low_watermark_ratio",
+    "image.cache.gc.min_age_secs",
+    "image.cache.remote_blocks.max_size_gb",
+    "image.cache.root_dir",
     "image.resolver.allowed_registries",
+    "image.resolver.convert_standard_oci",
     "image.resolver.default_image",
     "image.resolver.plain_http_registries",
     "image.resolver.search_registries",
+    "image.resolver.try_referrers_overlaybd_prefixes",
     "kernel.image_path",
     "kernel.modules_path",
+    "machine.disk_rate_limit.bandwidth_burst_bytes",
+    "machine.disk_rate_limit.bandwidth_bytes_per_sec",
+    "machine.disk_rate_limit.enabled",
+    "machine.disk_rate_limit.iops",
+    "machine.disk_rate_limit.iops_burst",
     "machine.mem_size_mib",
     "machine.vcpu_count",
     "network.internal.veth_cidr",
+    "orchestrator.auto_resume_min_sandbox_timeout_secs",
     "orchestrator.default_sandbox_timeout_secs",
     "orchestrator.max_concurrent_expiries",
     "orchestrator.max_concurrent_starts",
+    "orchestrator.max_queued_starts",
+    "orchestrator.on_stop",
     "orchestrator.resource_timeout_secs",
     "pool.high_watermark",
     "pool.low_watermark",
+    "pool.sandbox.idle_secs",
+    "pool.sandbox.size",
+    "pool.sandbox.templates",
+    "pool.vmm.size",
     "qemu.binary_path",
     "runtime_path",
     "sandbox.access_token_hash_seed",
     "sandbox_proxy.domains",
+    "snapshot.local_cache_path",
+    "snapshot.publish_compression.algorithm",
+    "snapshot.publish_compression.enabled",
+    "snapshot.publish_compression.workers",
+    "snapshot.repository_backend",
+    "snapshot.sweep_interval_secs",
     "template_build.max_concurrent_builds",
-    "template_build.min_free_disk_mib",
+    "ublk.daemon_binary_path",
+    "ublk.daemon_log_path",
+    "ublk.daemon_metrics_listen_addr",
+    "ublk.daemon_socket_path",
+    "ublk.daemon_state_path",
+    "ublk.export",
+    "ublk.overlaybd.download_enable",
+    "ublk.overlaybd.runtime_upper_mode",
     "virtualization_mode",
 ];
 
@@ -164,6 +218,34 @@ fn check(config: &mut Config) -> Result<(), (&'static str, String)> {
             format!("expected at most high_watermark ({})", config.pool.high_watermark),
         ));
     }
+    let limit = &config.machine.disk_rate_limit;
+    if limit.enabled {
+        let buckets = [
+            ("bandwidth_bytes_per_sec", limit.bandwidth_bytes_per_sec, limit.bandwidth_burst_bytes),
+            ("iops", limit.iops, limit.iops_burst),
+        ];
+        for (name, sustained, burst) in buckets {
+            if burst > 0 && sustained == 0 {
+                let key = match name {
+                    "iops" => "machine.disk_rate_limit.iops_burst",
+                    _ => "machine.disk_rate_limit.bandwidth_burst_bytes",
+                };
+                return Err((key, format!("expected {name} above 0 beside it")));
+            }
+        }
+    }
+    if let Err(error) = config.image.cache.gc.check() {
+        return Err(("image.cache.gc.low_watermark_ratio", error.to_string()));
+    }
+    if config.snapshot.repository_backend == Some(BackendKind::Oss)
+        && let Some(key) = config.backend.oss.missing()
+    {
+        return Err((key, "expected a value, with snapshot.repository_backend = \"oss\"".to_owned()));
+    }
+    let metrics = config.ublk.daemon_metrics_listen_addr.trim();
+    if !metrics.is_empty() && metrics.parse::<SocketAddr>().is_err() {
+        return Err(("ublk.daemon_metrics_listen_addr", "expected an address with a port, or nothing".to_owned()));
+    }
     let mut domains = Vec::new();
     for domain in &config.sandbox_proxy.domains {
         let name = domain.to_ascii_lowercase();
@@ -200,8 +282,24 @@ fn resolve_paths(config: &mut Config, file: &Path) {
             Err(_) => base.join(&*path),
         };
     };
-    [&mut config.runtime_path, &mut config.cache_path, &mut config.guest.kit_path].into_iter().for_each(resolve);
+    let storage = &mut config.ublk;
+    let paths = [
+        &mut config.runtime_path,
+        &mut config.cache_path,
+        &mut config.guest.kit_path,
+        &mut config.image.cache.root_dir,
+        &mut config.snapshot.local_cache_path,
+        &mut config.backend.posix_fs.snapshot_store,
+        &mut storage.daemon_state_path,
+        &mut storage.daemon_log_path,
+    ];
+    paths.into_iter().for_each(resolve);
+    match storage.daemon_socket_path.strip_prefix(RUNTIME_PLACEHOLDER) {
+        Ok(rest) => storage.daemon_socket_path = config.runtime_path.join(rest),
+        Err(_) => resolve(&mut storage.daemon_socket_path),
+    }
     let optional = [
+        &mut storage.daemon_binary_path,
         &mut config.qemu.binary_path,
         &mut config.kernel.image_path,
         &mut config.kernel.modules_path,
@@ -264,6 +362,17 @@ mod tests {
         }
         let error = read("[machine]\nmem_size_mib = \"lots\"").unwrap_err().to_string();
         assert!(error.contains("machine.mem_size_mib = \"lots\""), "{error}");
+        let error = read("[machine.disk_rate_limit]\nenabled = true\niops_burst = 5").unwrap_err().to_string();
+        assert!(error.contains("machine.disk_rate_limit.iops_burst = 5: expected iops above 0"), "{error}");
+        let error = read("[orchestrator]\non_stop = \"sleep\"").unwrap_err().to_string();
+        for part in ["orchestrator.on_stop = \"sleep\"", "pause", "leave", "delete"] {
+            assert!(error.contains(part), "{error} lacks {part}");
+        }
+        let error = read("[snapshot]\nrepository_backend = \"oss\"\n[backend.oss]\nendpoint = \"http://s\"");
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("backend.oss.bucket = (absent): expected a value"), "{error}");
+        let error = read("[snapshot]\nrepository_backend = \"tape\"").unwrap_err().to_string();
+        assert!(error.contains("posix_fs") && error.contains("oss"), "{error}");
         let error = read("[machine]\nvcpu_count = 0").unwrap_err().to_string();
         assert!(error.contains("machine.vcpu_count = 0: expected at least 1"), "{error}");
     }

@@ -3,16 +3,23 @@
 //! Precedence per key: environment variable, then file, then built-in default. Read once, handed on as values.
 
 mod load;
+mod repository;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use aenv_image::{ImporterConfig, RegistryPrefix};
+use aenv_block_client::ExportChoice;
+use aenv_image::{CacheConfig, GcConfig, ImporterConfig, RegistryPrefix};
 use aenv_model::{Bytes, MachineShape};
 use aenv_network::Ipv4Block;
-use aenv_orchestrator::{EnvdConfig, OrchestratorConfig};
+use aenv_orchestrator::{BlanksConfig, EnvdConfig, OrchestratorConfig, StandbyConfig};
 use aenv_template::TemplateConfig;
+use aenv_vmm_driver::{DiskLimit, RateLimit};
 use serde::Deserialize;
+
+pub use repository::{
+    BackendConfig, BackendKind, CompressionAlgorithm, OssConfig, PosixConfig, PublishCompressionConfig, SnapshotConfig,
+};
 
 pub use load::{LoadConfigError, Loaded, load, parse};
 
@@ -48,12 +55,18 @@ pub struct Config {
     pub network: NetworkConfig,
     /// Images and registries.
     pub image: ImageConfig,
+    /// The storage daemon.
+    pub ublk: StorageConfig,
     /// Template builds.
     pub template_build: TemplateConfig,
     /// Sandboxes' tokens.
     pub sandbox: SandboxConfig,
     /// Host names of sandboxes.
     pub sandbox_proxy: SandboxProxyConfig,
+    /// What nodes share.
+    pub snapshot: SnapshotConfig,
+    /// Where that is.
+    pub backend: BackendConfig,
 }
 
 impl Default for Config {
@@ -73,9 +86,12 @@ impl Default for Config {
             pool: PoolConfig::default(),
             network: NetworkConfig::default(),
             image: ImageConfig::default(),
+            ublk: StorageConfig::default(),
             template_build: TemplateConfig::default(),
             sandbox: SandboxConfig::default(),
             sandbox_proxy: SandboxProxyConfig::default(),
+            snapshot: SnapshotConfig::default(),
+            backend: BackendConfig::default(),
         }
     }
 }
@@ -134,11 +150,13 @@ pub struct MachineConfig {
     pub vcpu_count: u32,
     /// Memory in MiB, at least 128.
     pub mem_size_mib: u64,
+    /// How fast a sandbox may use its disk.
+    pub disk_rate_limit: DiskRateLimitConfig,
 }
 
 impl Default for MachineConfig {
     fn default() -> Self {
-        Self { vcpu_count: 2, mem_size_mib: 1024 }
+        Self { vcpu_count: 2, mem_size_mib: 1024, disk_rate_limit: DiskRateLimitConfig::default() }
     }
 }
 
@@ -150,6 +168,36 @@ impl MachineConfig {
     }
 }
 
+/// `[machine.disk_rate_limit]`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct DiskRateLimitConfig {
+    /// Whether there are any limits.
+    pub enabled: bool,
+    /// Bytes per second, reads and writes together; 0: no limit.
+    pub bandwidth_bytes_per_sec: u64,
+    /// Bytes that may be moved at once beyond that.
+    pub bandwidth_burst_bytes: u64,
+    /// Requests per second; 0: no limit.
+    pub iops: u64,
+    /// Requests that may be made at once beyond that.
+    pub iops_burst: u64,
+}
+
+impl DiskRateLimitConfig {
+    /// The limits in force.
+    #[must_use]
+    pub fn limit(&self) -> DiskLimit {
+        if !self.enabled {
+            return DiskLimit::default();
+        }
+        DiskLimit {
+            bandwidth: RateLimit { per_second: self.bandwidth_bytes_per_sec, burst: self.bandwidth_burst_bytes },
+            operations: RateLimit { per_second: self.iops, burst: self.iops_burst },
+        }
+    }
+}
+
 /// `[pool]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
@@ -158,11 +206,15 @@ pub struct PoolConfig {
     pub low_watermark: usize,
     /// Most slots kept ready under pressure.
     pub high_watermark: usize,
+    /// Machines kept ready.
+    pub sandbox: StandbyConfig,
+    /// VMMs kept ready.
+    pub vmm: BlanksConfig,
 }
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        Self { low_watermark: 2, high_watermark: 64 }
+        Self { low_watermark: 2, high_watermark: 64, sandbox: StandbyConfig::default(), vmm: BlanksConfig::default() }
     }
 }
 
@@ -203,6 +255,117 @@ where
 pub struct ImageConfig {
     /// How short names are completed and which registries are allowed.
     pub resolver: ResolverConfig,
+    /// Layers on this host.
+    pub cache: ImageCacheConfig,
+}
+
+/// `[image.cache]`: layers made from images, and blocks of layers that are read from registries as needed.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct ImageCacheConfig {
+    /// Where it is. Nodes of one host may share it.
+    pub root_dir: PathBuf,
+    /// GiB of converted layers beyond which those that are not in use are removed; absent: no bound.
+    pub capacity_gb: Option<u64>,
+    /// Blocks of remote layers.
+    pub remote_blocks: RemoteBlocksConfig,
+    /// Removing what nothing uses.
+    pub gc: GcConfig,
+}
+
+impl ImageCacheConfig {
+    /// What the cache itself is told.
+    #[must_use]
+    pub fn cache(&self) -> CacheConfig {
+        CacheConfig { capacity: self.capacity_gb.map(Bytes::gib), gc: self.gc.clone(), ..CacheConfig::default() }
+    }
+}
+
+impl Default for ImageCacheConfig {
+    fn default() -> Self {
+        Self {
+            root_dir: "$AENV_HOME/image-cache".into(),
+            capacity_gb: Some(100),
+            remote_blocks: RemoteBlocksConfig::default(),
+            gc: GcConfig::default(),
+        }
+    }
+}
+
+/// `[image.cache.remote_blocks]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct RemoteBlocksConfig {
+    /// GiB of blocks kept.
+    pub max_size_gb: u64,
+}
+
+impl Default for RemoteBlocksConfig {
+    fn default() -> Self {
+        Self { max_size_gb: 10 }
+    }
+}
+
+/// `[ublk]`: the storage daemon, `aenv-blockd`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct StorageConfig {
+    /// The binary; default: `aenv-blockd` beside the server's own.
+    pub daemon_binary_path: Option<PathBuf>,
+    /// Where it listens. Servers of one host may share it, if they share `daemon_state_path` too.
+    pub daemon_socket_path: PathBuf,
+    /// What it keeps: which devices there are.
+    pub daemon_state_path: PathBuf,
+    /// Where it logs.
+    pub daemon_log_path: PathBuf,
+    /// TCP address of its metrics; empty: only on its socket.
+    pub daemon_metrics_listen_addr: String,
+    /// How devices reach the kernel.
+    pub export: ExportChoice,
+    /// Layers and uppers.
+    pub overlaybd: OverlaybdConfig,
+}
+
+impl Default for StorageConfig {
+    fn default() -> Self {
+        Self {
+            daemon_binary_path: None,
+            daemon_socket_path: "$AENV_RUNTIME/ublk-daemon.sock".into(),
+            daemon_state_path: "$AENV_HOME/blockd".into(),
+            daemon_log_path: "$AENV_HOME/logs/ublk-daemon.log".into(),
+            daemon_metrics_listen_addr: String::new(),
+            export: ExportChoice::default(),
+            overlaybd: OverlaybdConfig::default(),
+        }
+    }
+}
+
+/// `[ublk.overlaybd]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct OverlaybdConfig {
+    /// Layout of new uppers.
+    pub runtime_upper_mode: UpperMode,
+    /// Whether layers that are read from registries are fetched whole in the background.
+    pub download_enable: bool,
+}
+
+impl Default for OverlaybdConfig {
+    fn default() -> Self {
+        Self { runtime_upper_mode: UpperMode::HybridLogStructured, download_enable: false }
+    }
+}
+
+/// Layout of a writable upper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum UpperMode {
+    /// First writes are appended, rewrites go in place.
+    HybridLogStructured,
+    /// Every write is appended.
+    LogStructured,
+    /// Every sector has its place in a sparse file.
+    Sparse,
 }
 
 /// `[image.resolver]`.
@@ -215,6 +378,10 @@ pub struct ResolverConfig {
     pub search_registries: Vec<RegistryPrefix>,
     /// Registries that may be used; absent: any; empty: none.
     pub allowed_registries: Option<Vec<String>>,
+    /// Whether images of ordinary layers may be used; else only those made for lazy loading.
+    pub convert_standard_oci: bool,
+    /// References that begin with one of these are looked up among their image's referrers for a lazily loaded form.
+    pub try_referrers_overlaybd_prefixes: Vec<String>,
     /// Registries spoken to without TLS, as `HOST[:PORT]`. Loopback addresses need not be named.
     pub plain_http_registries: Vec<String>,
 }
@@ -223,8 +390,10 @@ impl Default for ResolverConfig {
     fn default() -> Self {
         Self {
             default_image: "ubuntu:24.04".to_owned(),
-            search_registries: ImporterConfig::new("").search_registries,
+            search_registries: ImporterConfig::default().search_registries,
             allowed_registries: None,
+            convert_standard_oci: true,
+            try_referrers_overlaybd_prefixes: Vec::new(),
             plain_http_registries: Vec::new(),
         }
     }

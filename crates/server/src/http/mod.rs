@@ -8,17 +8,28 @@
 //! ```
 
 mod auth;
+mod batch;
 mod body;
+mod cold;
 mod error;
+mod ledger;
+mod machine;
+mod once;
 mod routes;
+pub(crate) use once::Once;
 pub(crate) use routes::NodeRoutes;
 mod sandboxes;
+pub(crate) use sandboxes::{guest_defaults, image_of};
+mod snapshots;
 mod templates;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use aenv_api::NEXT_TOKEN_HEADER;
+use aenv_block_client::BlockdClient;
 use aenv_model::Bytes;
+use aenv_network::SlotPool;
 use aenv_orchestrator::Orchestrator;
 use aenv_proxy::{Proxy, Targets};
 use aenv_template::Templates;
@@ -35,6 +46,9 @@ use error::ApiError;
 
 /// Sent with a new sandbox so that a gateway can note where it lives.
 const SANDBOX_ID_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
+
+/// How long the machine of a fork's or a snapshot's source stood still, in milliseconds.
+const STALL_HEADER: HeaderName = HeaderName::from_static("x-agentenv-stall-ms");
 
 /// What handlers need. Cloning shares it.
 #[derive(Debug, Clone)]
@@ -53,6 +67,12 @@ pub(crate) struct AppParts {
     pub(crate) templates: Templates,
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) targets: Targets,
+    pub(crate) once: Once,
+    pub(crate) slots: Arc<SlotPool>,
+    pub(crate) blockd: BlockdClient,
+    /// Private directories of sandboxes.
+    pub(crate) sandboxes_dir: PathBuf,
+    pub(crate) captures_dir: PathBuf,
 }
 
 impl std::ops::Deref for App {
@@ -68,12 +88,23 @@ pub(crate) fn router(app: App) -> Router {
     let api = Router::new()
         .route("/sandboxes", post(sandboxes::create_v1).get(sandboxes::list_v1))
         .route("/v2/sandboxes", post(sandboxes::create_v2).get(sandboxes::list_v2))
-        .route("/sandboxes-cold", post(sandboxes::create_cold))
+        .route("/sandboxes/batch", post(batch::create))
+        .route("/leases/{id}/renew", post(batch::renew))
+        .route("/leases/{id}", delete(batch::end))
+        .route("/sandboxes-cold", post(cold::create))
         .route("/sandboxes/{id}", get(sandboxes::detail).delete(sandboxes::kill))
         .route("/sandboxes/{id}/timeout", post(sandboxes::timeout))
         .route("/sandboxes/{id}/refreshes", post(sandboxes::refresh))
         .route("/sandboxes/{id}/connect", post(sandboxes::connect_v1))
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/fork", post(sandboxes::fork))
+        .route("/sandboxes/{id}/rollback", post(sandboxes::roll_back))
+        .route("/sandboxes/{id}/snapshots", post(snapshots::create))
+        .route("/snapshots", get(snapshots::list))
+        .route("/snapshots/{id}", get(snapshots::detail))
+        .route("/debug/ledger", get(ledger::show))
         .route("/v3/templates", post(templates::create))
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))
@@ -82,14 +113,9 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v2/templates/{id}/builds/{build}", post(templates::start_build))
         .route("/templates/{id}/builds/{build}/status", get(templates::build_status))
         // Known calls of the API that this version does not have: a client learns which, and that it is not a typo.
-        .route("/sandboxes/{id}/pause", post(unsupported))
-        .route("/sandboxes/{id}/resume", post(unsupported))
-        .route("/sandboxes/{id}/fork", post(unsupported))
-        .route("/sandboxes/{id}/snapshots", post(unsupported))
         .route("/sandboxes/{id}/network", axum::routing::put(unsupported))
         .route("/sandboxes/{id}/metrics", get(unsupported))
         .route("/sandboxes/{id}/logs", get(unsupported))
-        .route("/snapshots", get(unsupported))
         .route("/templates/tags", post(unsupported).merge(delete(unsupported)))
         .route("/templates/{id}/files/{hash}", get(unsupported))
         .fallback(no_route)

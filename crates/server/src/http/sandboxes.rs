@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aenv_api::{
-    ConnectRequest, Cursor, Lifecycle, ListFilter, ListQuery, ListedSandbox, NetworkConfig, NewColdSandbox, NewSandbox,
-    OnTimeout, Order, RefreshRequest, Sandbox, SandboxDetail, SandboxState, TimeoutRequest, paginate,
+    ConnectRequest, Cursor, ForkRequest, ForkResult, Lifecycle, ListFilter, ListQuery, ListedSandbox, NetworkConfig,
+    NewSandbox, OnTimeout, Order, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox,
+    SandboxDetail, SandboxState, TimeoutRequest, paginate,
 };
+use aenv_image::ImageConfig;
 use aenv_model::SandboxId;
-use aenv_orchestrator::{GuestDefaults, SandboxInfo};
-use aenv_template::ReadyTemplate;
+use aenv_orchestrator::{GuestDefaults, HowToPause, Image, OnExpiry, SandboxInfo, SandboxSpec, Source, StartTimes};
+use aenv_template::ReadyImageFiles;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -18,13 +20,17 @@ use jiff::Timestamp;
 
 use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
-use super::{App, SANDBOX_ID_HEADER, page};
+use super::once::Once;
+use super::{App, SANDBOX_ID_HEADER, STALL_HEADER, page};
 
 /// What `connect` gives a sandbox whose client names no time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Longest extension by `refreshes`, in seconds.
 const REFRESH_LIMIT: u32 = 3600;
+
+/// Most children of one fork.
+const FORK_LIMIT: u32 = 100;
 
 /// Environment of processes in an image that sets no `PATH`: what login shells of most distributions have.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -35,11 +41,12 @@ pub(super) async fn create_v2(
     headers: HeaderMap,
     JsonBody(request): JsonBody<NewSandbox>,
 ) -> Result<Response, ApiError> {
-    if headers.contains_key("idempotency-key") {
-        // To ignore it would make two sandboxes where its sender counts on one.
-        return Err(ApiError::bad_request("header 'Idempotency-Key' is not supported by this version"));
-    }
-    create(&app, request, true).await
+    let (key, hash) = (app.once.key(&headers)?, Once::hash("create", &request));
+    let work = {
+        let app = app.clone();
+        async move { create(&app, request, true).await }
+    };
+    app.once.run(key, hash, work).await
 }
 
 /// `POST /sandboxes`: secured on request.
@@ -51,38 +58,105 @@ pub(super) async fn create_v1(
     create(&app, request, secure).await
 }
 
-/// `POST /sandboxes-cold`: known, not here yet.
-pub(super) async fn create_cold(JsonBody(_): JsonBody<NewColdSandbox>) -> ApiError {
-    let message = "sandboxes from an image without a template are not supported by this version; \
-                   make a template of the image first (aenv pull IMAGE)";
-    ApiError::bad_request(message)
+async fn create(app: &App, request: NewSandbox, secure: bool) -> Result<Response, ApiError> {
+    let wanted = wanted(app, request, secure).await?;
+    Ok(created(app, app.orchestrator.create(wanted).await?))
 }
 
-async fn create(app: &App, request: NewSandbox, secure: bool) -> Result<Response, ApiError> {
+/// The sandbox that a request asks for.
+pub(super) async fn wanted(
+    app: &App,
+    request: NewSandbox,
+    secure: bool,
+) -> Result<aenv_orchestrator::NewSandbox, ApiError> {
     refuse_unsupported(&request)?;
-    let template = app.templates.resolve(&request.template_id)?;
+    let on_expiry = on_expiry(request.auto_pause, request.auto_pause_memory, request.auto_resume)?;
+    let template = app.templates.resolve(&request.template_id).await?;
     let network = request.network.unwrap_or_default();
-    let sandbox = aenv_orchestrator::NewSandbox {
-        defaults: guest_defaults(&template, request.env_vars),
+    let spec = SandboxSpec {
+        defaults: guest_defaults(&template.config, request.env_vars),
         template: template.id,
-        alias: Some(template.name),
-        rootfs: template.rootfs,
-        disk_size: Some(template.disk_size),
+        alias: template.name,
         shape: template.shape,
         metadata: request.metadata,
         timeout: request.timeout.map(|secs| Duration::from_secs(secs.into())),
         secure,
         private_traffic: network.allow_public_traffic == Some(false),
+        on_expiry,
+        auto_resume: request.auto_resume.is_some_and(|auto| auto.enabled),
+        idle_timeout: idle_timeout(request.idle_timeout)?,
+        lease: request.lease_id,
+        internal: false,
     };
-    let info = app.orchestrator.create(sandbox, Box::new(template.lease)).await?;
+    let source = Source { capture: template.capture, image: template.image.map(image_of) };
+    Ok(aenv_orchestrator::NewSandbox { spec, source })
+}
+
+/// How long nobody may use a sandbox.
+fn idle_timeout(secs: Option<u32>) -> Result<Option<Duration>, ApiError> {
+    match secs {
+        Some(0) => Err(ApiError::bad_request("invalid field idleTimeout: 0, expected at least 1 second")),
+        secs => Ok(secs.map(|secs| Duration::from_secs(secs.into()))),
+    }
+}
+
+/// What the deadline is to do.
+pub(super) fn on_expiry(
+    auto_pause: Option<bool>,
+    memory: Option<bool>,
+    auto_resume: Option<aenv_api::AutoResume>,
+) -> Result<OnExpiry, ApiError> {
+    let resumes = auto_resume.is_some_and(|auto| auto.enabled);
+    match (auto_pause.unwrap_or(false), memory.unwrap_or(true)) {
+        (false, true) => Ok(OnExpiry::Delete),
+        (false, false) => Err(ApiError::bad_request("field autoPauseMemory: false needs autoPause: true")),
+        (true, true) => Ok(OnExpiry::Pause),
+        (true, false) if resumes => {
+            Err(ApiError::bad_request("field autoPauseMemory: false excludes autoResume: traffic resumes memory only"))
+        }
+        (true, false) => Ok(OnExpiry::PauseDisk),
+    }
+}
+
+/// The image of a template, to boot.
+pub(crate) fn image_of(files: ReadyImageFiles) -> Image {
+    let keep: aenv_orchestrator::Keep = Box::new(files.lease);
+    Image { rootfs: files.rootfs, disk_size: Some(files.disk_size), keep: std::sync::Arc::new(keep) }
+}
+
+/// The answer to a create.
+pub(super) fn created(app: &App, info: SandboxInfo) -> Response {
     let id = info.id.to_string();
-    let answer = Json(answer(app, info));
-    Ok((StatusCode::CREATED, [(SANDBOX_ID_HEADER, id)], answer).into_response())
+    let timing = server_timing(&info.start_times);
+    (StatusCode::CREATED, [(SANDBOX_ID_HEADER, id)], timing, Json(answer(app, info))).into_response()
+}
+
+/// Where the time of a start went, as `Server-Timing` tells it to a client's developer tools (W3C Server Timing): in
+/// milliseconds.
+fn server_timing(times: &StartTimes) -> [(&'static str, String); 1] {
+    let StartTimes { prepare, machine, guest } = times;
+    let parts = [("prepare", prepare), ("machine", machine), ("guest", guest)];
+    let parts = parts.map(|(name, took)| format!("{name};dur={:.1}", took.as_secs_f64() * 1e3));
+    [("server-timing", parts.join(", "))]
 }
 
 /// Fields that the API has and this version has not. What asks for nothing beyond what happens anyway is let through.
 fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
-    let network = request.network.clone().unwrap_or_default();
+    refuse_network(&request.network.clone().unwrap_or_default())?;
+    let checks = [
+        ("mcp", request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null())),
+        ("iam", request.iam.as_ref().is_some_and(|iam| !iam.is_null())),
+        ("volumeMounts", !request.volume_mounts.is_empty()),
+        ("customExtensionParams", !request.custom_extension_params.is_empty()),
+    ];
+    match checks.iter().find(|(_, used)| *used) {
+        Some((field, _)) => Err(ApiError::unsupported_field(field)),
+        None => Ok(()),
+    }
+}
+
+/// Fields of a network that this version has not.
+pub(super) fn refuse_network(network: &NetworkConfig) -> Result<(), ApiError> {
     let NetworkConfig {
         allow_public_traffic: _,
         allow_out,
@@ -95,19 +169,13 @@ fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
     } = network;
     let listed = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let checks = [
-        ("autoPause", request.auto_pause == Some(true)),
-        ("autoResume", request.auto_resume.is_some_and(|auto| auto.enabled)),
-        ("mcp", request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null())),
-        ("iam", request.iam.as_ref().is_some_and(|iam| !iam.is_null())),
-        ("volumeMounts", !request.volume_mounts.is_empty()),
-        ("customExtensionParams", !request.custom_extension_params.is_empty()),
-        ("network.allowOut", listed(&allow_out)),
-        ("network.denyOut", listed(&deny_out)),
-        ("network.dnsServers", listed(&dns_servers)),
+        ("network.allowOut", listed(allow_out)),
+        ("network.denyOut", listed(deny_out)),
+        ("network.dnsServers", listed(dns_servers)),
         ("network.egressProxy", egress_proxy.is_some()),
         ("network.maskRequestHost", mask_request_host.is_some()),
-        ("network.httpsPorts", https_ports.is_some_and(|ports| !ports.is_empty())),
-        ("network.rules", rules.is_some_and(|rules| !rules.is_empty())),
+        ("network.httpsPorts", https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
+        ("network.rules", rules.as_ref().is_some_and(|rules| !rules.is_empty())),
     ];
     match checks.iter().find(|(_, used)| *used) {
         Some((field, _)) => Err(ApiError::unsupported_field(field)),
@@ -116,8 +184,7 @@ fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
 }
 
 /// The image's settings with the creator's environment on top.
-fn guest_defaults(template: &ReadyTemplate, env_vars: BTreeMap<String, String>) -> GuestDefaults {
-    let config = &template.config;
+pub(crate) fn guest_defaults(config: &ImageConfig, env_vars: BTreeMap<String, String>) -> GuestDefaults {
     let mut env = BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]);
     env.extend(config.env.iter().filter_map(|pair| pair.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())));
     env.extend(env_vars);
@@ -127,7 +194,7 @@ fn guest_defaults(template: &ReadyTemplate, env_vars: BTreeMap<String, String>) 
 /// `GET /v2/sandboxes`.
 pub(super) async fn list_v2(State(app): State<App>, QueryOf(query): QueryOf<ListQuery>) -> Result<Response, ApiError> {
     let filter = query.parse().map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let items = filtered(&app, &filter);
+    let items = filtered(&app, &filter).await?;
     let (items, next) = paginate(items, filter.order, filter.cursor.as_ref(), filter.limit, position);
     Ok(page(items, next))
 }
@@ -136,25 +203,26 @@ pub(super) async fn list_v2(State(app): State<App>, QueryOf(query): QueryOf<List
 pub(super) async fn list_v1(State(app): State<App>, QueryOf(query): QueryOf<ListQuery>) -> Result<Response, ApiError> {
     let query = ListQuery { metadata: query.metadata, ..ListQuery::default() };
     let filter = query.parse().map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let (items, _) = paginate(filtered(&app, &filter), Order::Desc, None, None, position);
+    let filter = ListFilter { states: Some(vec![SandboxState::Running]), ..filter };
+    let (items, _) = paginate(filtered(&app, &filter).await?, Order::Desc, None, None, position);
     Ok(page(items, None))
 }
 
-fn filtered(app: &App, filter: &ListFilter) -> Vec<ListedSandbox> {
-    if filter.states.as_ref().is_some_and(|states| !states.contains(&SandboxState::Running)) {
-        return Vec::new();
-    }
+async fn filtered(app: &App, filter: &ListFilter) -> Result<Vec<ListedSandbox>, ApiError> {
     let template = filter.template.as_deref();
     // A filter by a name means the template of that name, also for sandboxes made before it was renamed or rebuilt.
-    let template_id = template.and_then(|reference| app.templates.find(reference)).map(|record| record.id);
-    app.orchestrator
-        .list()
+    let template_id = match template {
+        Some(reference) => app.templates.find(reference).await?.map(|record| record.id),
+        None => None,
+    };
+    let listed = (app.orchestrator.list())
         .into_iter()
+        .filter(|info| filter.states.as_ref().is_none_or(|states| states.contains(&state(info))))
         .filter(|info| filter.metadata.iter().all(|(key, value)| info.metadata.get(key) == Some(value)))
         .filter(|info| filter.started_after.is_none_or(|after| info.started_at >= after))
         .filter(|info| template.is_none() || Some(info.template) == template_id)
-        .map(|info| listed(app, info))
-        .collect()
+        .map(|info| listed(app, info));
+    Ok(listed.collect())
 }
 
 fn position(item: &ListedSandbox) -> Cursor {
@@ -173,14 +241,25 @@ pub(super) async fn detail(
         allow_internet_access: None,
         domain: domain(&app),
         network: private.then(|| NetworkConfig { allow_public_traffic: Some(false), ..NetworkConfig::default() }),
-        lifecycle: Some(Lifecycle { auto_resume: false, on_timeout: OnTimeout::Kill }),
+        lifecycle: Some(Lifecycle {
+            auto_resume: info.auto_resume,
+            on_timeout: match info.on_expiry {
+                OnExpiry::Delete => OnTimeout::Kill,
+                OnExpiry::Pause | OnExpiry::PauseDisk => OnTimeout::Pause,
+            },
+        }),
+        pause_mode: match (info.phase.is_paused(), info.disk_only) {
+            (false, _) => None,
+            (true, false) => Some(PauseMode::Full),
+            (true, true) => Some(PauseMode::Filesystem),
+        },
         listed: listed(&app, info),
     }))
 }
 
 /// `DELETE /sandboxes/{id}`.
 pub(super) async fn kill(State(app): State<App>, PathOf(id): PathOf<String>) -> Result<StatusCode, ApiError> {
-    app.orchestrator.delete(parse_id(&id)?).await?;
+    app.orchestrator.delete(visible(&app, &id)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -191,7 +270,7 @@ pub(super) async fn timeout(
     JsonBody(request): JsonBody<TimeoutRequest>,
 ) -> Result<StatusCode, ApiError> {
     let life = Duration::from_secs(request.timeout.into());
-    app.orchestrator.set_timeout(parse_id(&id)?, life).await?;
+    app.orchestrator.set_timeout(visible(&app, &id)?, life).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -210,7 +289,7 @@ pub(super) async fn refresh(
         Some(secs) => Duration::from_secs(secs.into()),
         None => app.config.orchestrator.default_timeout,
     };
-    app.orchestrator.extend(parse_id(&id)?, life).await?;
+    app.orchestrator.extend(visible(&app, &id)?, life).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -219,8 +298,9 @@ pub(super) async fn connect_v2(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<ConnectRequest>,
-) -> Result<Json<Sandbox>, ApiError> {
-    connect(&app, &id, request.timeout.map_or(CONNECT_TIMEOUT, |secs| Duration::from_secs(secs.into()))).await
+) -> Result<Response, ApiError> {
+    let life = request.timeout.map_or(CONNECT_TIMEOUT, |secs| Duration::from_secs(secs.into()));
+    connect(&app, &id, life, request.memory).await
 }
 
 /// `POST /sandboxes/{id}/connect`: the time is required.
@@ -228,17 +308,108 @@ pub(super) async fn connect_v1(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
     JsonBody(request): JsonBody<ConnectRequest>,
-) -> Result<Json<Sandbox>, ApiError> {
+) -> Result<Response, ApiError> {
     let Some(secs) = request.timeout else {
         return Err(ApiError::bad_request("missing field timeout: seconds to live from now"));
     };
-    connect(&app, &id, Duration::from_secs(secs.into())).await
+    connect(&app, &id, Duration::from_secs(secs.into()), request.memory).await
 }
 
-async fn connect(app: &App, id: &str, life: Duration) -> Result<Json<Sandbox>, ApiError> {
-    let id = parse_id(id)?;
-    app.orchestrator.extend(id, life).await?;
-    Ok(Json(answer(app, app.orchestrator.get(id)?)))
+async fn connect(app: &App, id: &str, life: Duration, memory: Option<bool>) -> Result<Response, ApiError> {
+    let id = visible(app, id)?;
+    let resumed = app.orchestrator.connect(id, life, memory == Some(false)).await?;
+    let info = app.orchestrator.get(id)?;
+    let timing = server_timing(&info.start_times);
+    Ok(match resumed {
+        true => (StatusCode::CREATED, timing, Json(answer(app, info))).into_response(),
+        false => (StatusCode::OK, Json(answer(app, info))).into_response(),
+    })
+}
+
+/// `POST /sandboxes/{id}/pause`.
+pub(super) async fn pause(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+    JsonBody(request): JsonBody<PauseRequest>,
+) -> Result<StatusCode, ApiError> {
+    let id = visible(&app, &id)?;
+    let how = HowToPause {
+        disk_only: request.memory == Some(false),
+        if_responsive: request.require_healthy_guest == Some(true),
+    };
+    match app.orchestrator.pause(id, how).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        // SDKs tell their callers by this status that they changed nothing.
+        false => Err(ApiError::new(StatusCode::CONFLICT, format!("sandbox {id} is paused already"))),
+    }
+}
+
+/// `POST /sandboxes/{id}/resume`: deprecated, and still in use.
+pub(super) async fn resume(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+    JsonBody(request): JsonBody<ResumeRequest>,
+) -> Result<Response, ApiError> {
+    let id = visible(&app, &id)?;
+    let default = app.config.orchestrator.default_timeout;
+    let life = request.timeout.map_or(default, |secs| Duration::from_secs(secs.into()));
+    match request.memory {
+        Some(false) => app.orchestrator.connect(id, life, true).await?,
+        _ => app.orchestrator.resume(id, life).await?,
+    };
+    Ok(created(&app, app.orchestrator.get(id)?))
+}
+
+/// `POST /sandboxes/{id}/rollback`: back to one of its own snapshots, in place.
+pub(super) async fn roll_back(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+    JsonBody(request): JsonBody<RollbackRequest>,
+) -> Result<Response, ApiError> {
+    let id = visible(&app, &id)?;
+    let reference = &request.snapshot_id;
+    let missing = || ApiError::new(StatusCode::NOT_FOUND, format!("snapshot '{reference}' not found"));
+    let snapshot = app.templates.snapshot(reference).await?.ok_or_else(missing)?;
+    if snapshot.sandbox != id {
+        let of = snapshot.sandbox;
+        let message =
+            format!("invalid field snapshotID: {reference} is a snapshot of sandbox {of}, expected one of {id}");
+        return Err(ApiError::bad_request(message));
+    }
+    let capture = app.templates.resolve(&snapshot.id.to_string()).await?.capture.ok_or_else(missing)?;
+    let info = app.orchestrator.roll_back(id, capture).await?;
+    Ok((StatusCode::OK, server_timing(&info.start_times), Json(answer(&app, info))).into_response())
+}
+
+/// `POST /sandboxes/{id}/fork`.
+pub(super) async fn fork(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+    JsonBody(request): JsonBody<ForkRequest>,
+) -> Result<Response, ApiError> {
+    let id = visible(&app, &id)?;
+    let count = request.count.unwrap_or(1);
+    if !(1..=FORK_LIMIT).contains(&count) {
+        return Err(ApiError::bad_request(format!("invalid field count: {count}, expected 1 to {FORK_LIMIT}")));
+    }
+    let life = request.timeout.map(|secs| Duration::from_secs(secs.into()));
+    let (children, stall) = app.orchestrator.fork(id, count as usize, life).await?;
+    let results = children.into_iter().map(|child| match child {
+        Ok(info) => ForkResult { sandbox: Some(answer(&app, info)), error: None },
+        Err(error) => ForkResult { sandbox: None, error: Some(ApiError::from(error).into_body()) },
+    });
+    let results: Vec<_> = results.collect();
+    Ok((StatusCode::CREATED, [(STALL_HEADER, stall_text(stall))], Json(results)).into_response())
+}
+
+/// How long a machine stood still, for headers: milliseconds.
+pub(super) fn stall_text(stall: Duration) -> String {
+    format!("{:.1}", stall.as_secs_f64() * 1000.0)
+}
+
+/// The id of a sandbox that users may see.
+pub(super) fn visible(app: &App, text: &str) -> Result<SandboxId, ApiError> {
+    Ok(app.orchestrator.get(parse_id(text)?)?.id)
 }
 
 /// Whatever is no id of ours names no sandbox: SDKs count on 404 for any text.
@@ -246,11 +417,16 @@ fn parse_id(text: &str) -> Result<SandboxId, ApiError> {
     text.parse().map_err(|_| ApiError::new(StatusCode::NOT_FOUND, format!("sandbox {text} not found")))
 }
 
+/// A sandbox that stands still to be copied runs on: its users need not know.
+fn state(info: &SandboxInfo) -> SandboxState {
+    if info.phase.is_paused() { SandboxState::Paused } else { SandboxState::Running }
+}
+
 fn domain(app: &App) -> Option<String> {
     app.config.sandbox_proxy.domains.first().cloned()
 }
 
-fn answer(app: &App, info: SandboxInfo) -> Sandbox {
+pub(super) fn answer(app: &App, info: SandboxInfo) -> Sandbox {
     Sandbox {
         template_id: info.template,
         sandbox_id: info.id,
@@ -275,7 +451,7 @@ fn listed(app: &App, info: SandboxInfo) -> ListedSandbox {
         cpu_count: info.shape.vcpus,
         memory_mb: info.shape.memory.to_mib_ceil(),
         disk_size_mb: info.disk_size.to_mib_ceil(),
-        state: SandboxState::Running,
+        state: state(&info),
         envd_version: app.config.envd.version.clone(),
         alias: info.alias,
         metadata: info.metadata,

@@ -6,7 +6,6 @@ use aenv_api::{
     TemplateWithBuilds, paginate,
 };
 use aenv_image::{Credentials, ImageReference};
-use aenv_model::{Bytes, MachineShape};
 use aenv_template::{BuildRecord, BuildRequest, FailedAt, LogEntry, TemplateRecord};
 use axum::Json;
 use axum::extract::State;
@@ -20,9 +19,8 @@ use super::{App, page};
 /// Log entries of one status answer, as clients page through them.
 const LOG_PAGE: usize = 100;
 
-/// Largest machine a template may ask for.
-const MAX_VCPUS: u32 = 64;
-const MIN_MEMORY_MIB: u32 = 128;
+/// Disks have 64 GiB, of which an ordinary image takes a few. Not checked against the image: its files are thin.
+const MOST_FREE_DISK_MIB: u32 = 32 << 10;
 
 /// `POST /v3/templates`: announces a build.
 pub(super) async fn create(
@@ -33,28 +31,11 @@ pub(super) async fn create(
     if !request.tags.is_empty() || name.contains(':') {
         return Err(ApiError::unsupported_field("tags"));
     }
-    let free = app.templates.config().min_free_disk_mib;
-    if let Some(mib) = request.min_free_disk_mb.filter(|mib| u64::from(*mib) > free) {
-        let message = format!("invalid field minFreeDiskMb: {mib}, this node gives {free}");
+    if let Some(mib) = request.min_free_disk_mb.filter(|mib| *mib > MOST_FREE_DISK_MIB) {
+        let message = format!("invalid field minFreeDiskMb: {mib}, expected at most {MOST_FREE_DISK_MIB}");
         return Err(ApiError::bad_request(message));
     }
-    let default = app.config.machine.shape();
-    let shape = MachineShape {
-        vcpus: request.cpu_count.unwrap_or(default.vcpus),
-        memory: request.memory_mb.map_or(default.memory, |mib| Bytes::mib(mib.into())),
-    };
-    if !(1..=MAX_VCPUS).contains(&shape.vcpus) {
-        let message = format!("invalid field cpuCount: {}, expected 1 to {MAX_VCPUS}", shape.vcpus);
-        return Err(ApiError::bad_request(message));
-    }
-    if let Some(mib) = request.memory_mb.filter(|mib| *mib < MIN_MEMORY_MIB) {
-        let message = format!("invalid field memoryMB: {mib}, expected at least {MIN_MEMORY_MIB}");
-        return Err(ApiError::bad_request(message));
-    }
-    if shape.memory > app.memory {
-        let message = format!("invalid field memoryMB: {}, this node has {}", shape.memory.to_mib_ceil(), app.memory);
-        return Err(ApiError::bad_request(message));
-    }
+    let shape = app.shape(request.cpu_count, request.memory_mb)?;
     let (record, build) = app.templates.create(&name, shape).await?;
     let answer = TemplateCreated {
         template_id: record.id,
@@ -106,8 +87,8 @@ pub(super) async fn build_status(
 ) -> Result<Json<BuildStatus>, ApiError> {
     let level = query.level.map_or(aenv_template::LogLevel::Debug, from_api_level);
     let (offset, limit) = (query.logs_offset.unwrap_or(0), query.limit.unwrap_or(LOG_PAGE).min(LOG_PAGE));
-    let record = app.templates.find(&template);
-    let view = app.templates.build(&template, &build, offset, limit, level);
+    let record = app.templates.find(&template).await?;
+    let view = app.templates.build(&template, &build, offset, limit, level).await?;
     let (Some(record), Some(view)) = (record, view) else {
         return Err(ApiError::new(StatusCode::NOT_FOUND, format!("template {template} has no build {build}")));
     };
@@ -131,16 +112,16 @@ pub(super) async fn build_status(
 }
 
 /// `GET /templates`: not paged.
-pub(super) async fn list_v1(State(app): State<App>) -> Response {
-    let (items, _) = paginate(all(&app), Order::Desc, None, None, position);
-    page(items, None)
+pub(super) async fn list_v1(State(app): State<App>) -> Result<Response, ApiError> {
+    let (items, _) = paginate(all(&app).await?, Order::Desc, None, None, position);
+    Ok(page(items, None))
 }
 
 /// `GET /v2/templates`.
 pub(super) async fn list_v2(State(app): State<App>, QueryOf(query): QueryOf<ListQuery>) -> Result<Response, ApiError> {
     let query = ListQuery { limit: query.limit, next_token: query.next_token, ..ListQuery::default() };
     let filter = query.parse().map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let (items, next) = paginate(all(&app), Order::Desc, filter.cursor.as_ref(), filter.limit, position);
+    let (items, next) = paginate(all(&app).await?, Order::Desc, filter.cursor.as_ref(), filter.limit, position);
     Ok(page(items, next))
 }
 
@@ -149,7 +130,7 @@ pub(super) async fn detail(
     State(app): State<App>,
     PathOf(reference): PathOf<String>,
 ) -> Result<Json<TemplateWithBuilds>, ApiError> {
-    let record = find(&app, &reference)?;
+    let record = find(&app, &reference).await?;
     let envd_version = &app.config.envd.version;
     let builds = record.builds.iter().rev().map(|build| TemplateBuild {
         build_id: build.id,
@@ -180,7 +161,7 @@ pub(super) async fn alias(
     State(app): State<App>,
     PathOf(alias): PathOf<String>,
 ) -> Result<Json<AliasAnswer>, ApiError> {
-    let record = find(&app, &alias)?;
+    let record = find(&app, &alias).await?;
     Ok(Json(AliasAnswer { template_id: record.id, public: false }))
 }
 
@@ -190,12 +171,12 @@ pub(super) async fn remove(State(app): State<App>, PathOf(reference): PathOf<Str
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn find(app: &App, reference: &str) -> Result<TemplateRecord, ApiError> {
+async fn find(app: &App, reference: &str) -> Result<TemplateRecord, ApiError> {
     let missing = || ApiError::new(StatusCode::NOT_FOUND, format!("template '{reference}' not found"));
-    app.templates.find(reference).ok_or_else(missing)
+    app.templates.find(reference).await?.ok_or_else(missing)
 }
 
-fn all(app: &App) -> Vec<Template> {
+async fn all(app: &App) -> Result<Vec<Template>, ApiError> {
     let envd_version = &app.config.envd.version;
     let item = |record: &TemplateRecord| {
         let shown = record.shown()?;
@@ -218,7 +199,7 @@ fn all(app: &App) -> Vec<Template> {
             build_status: state_of(shown),
         })
     };
-    app.templates.list().iter().filter_map(item).collect()
+    Ok(app.templates.list().await?.iter().filter_map(item).collect())
 }
 
 fn position(item: &Template) -> Cursor {
