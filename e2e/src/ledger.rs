@@ -17,8 +17,9 @@ impl Ledger {
         let roots = [home.to_string_lossy().into_owned(), runtime.to_string_lossy().into_owned()];
         let ours = |text: &str| roots.iter().any(|root| text.contains(root.as_str()));
         for (pid, command) in processes() {
-            if command.contains("qemu-system") && ours(&command) {
-                lines.insert(format!("VMM process {pid}: {command}"));
+            let kind = ["qemu-system", "aenv-blockd"].into_iter().find(|program| command.contains(program));
+            if let Some(kind) = kind.filter(|_| ours(&command)) {
+                lines.insert(format!("{kind} process {pid}: {command}"));
             }
         }
         for line in fs::read_to_string("/proc/self/mountinfo").unwrap_or_default().lines() {
@@ -38,7 +39,15 @@ impl Ledger {
                 lines.insert(format!("loop device: {device}"));
             }
         }
-        let transient = [home.join("disks"), home.join("imports"), runtime.join("sandboxes"), runtime.join("netns")];
+        let cache = home.join("image-cache");
+        let transient = [
+            home.join("disks"),
+            cache.join("staging"),
+            cache.join("leases/operation"),
+            cache.join("leases/runtime"),
+            runtime.join("sandboxes"),
+            runtime.join("netns"),
+        ];
         for dir in transient {
             for name in names(&dir) {
                 lines.insert(format!("file: {}", dir.join(name).display()));

@@ -15,6 +15,8 @@ mod ledger;
 mod machine;
 mod node;
 mod registry;
+pub mod slow_link;
+mod small_home;
 pub mod tiny;
 mod wait;
 
@@ -22,4 +24,5 @@ pub use ledger::Ledger;
 pub use machine::Machine;
 pub use node::{Node, NodeOptions};
 pub use registry::Registry;
+pub use small_home::SmallHome;
 pub use wait::{PATIENCE, eventually};

@@ -7,7 +7,10 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-use aenv_api::{BuildState, BuildStatus, Client, NewSandbox, Sandbox, TemplateBuildStartV2, TemplateCreateV3};
+use aenv_api::{
+    BuildState, BuildStatus, Client, NewSandbox, Sandbox, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
+};
+use aenv_block_export::UblkExporter;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -25,6 +28,10 @@ pub struct NodeOptions {
     pub home: Option<PathBuf>,
     /// More lines of configuration.
     pub config: String,
+    /// How many VMMs wait for a machine; default: none, so that each is a sandbox's.
+    pub waiting_vmms: usize,
+    /// What becomes of its sandboxes when it is stopped; default: `delete`, so that nothing may stay.
+    pub on_stop: Option<&'static str>,
 }
 
 /// A running server. Ends with [`Node::finish`].
@@ -56,15 +63,17 @@ impl Node {
         let runtime = dir.path().join("run");
         let config = format!(
             "home_path = {home:?}\nruntime_path = {runtime:?}\ncache_path = {cache:?}\napi_addr = \"127.0.0.1:0\"\n\
-             {more}\n[guest]\nagent_path = {agent:?}\nkit_path = {kit:?}\n",
+             orchestrator.on_stop = \"{on_stop}\"\npool.vmm.size = {waiting}\n{more}\n[guest]\nagent_path = {agent:?}\nkit_path = {kit:?}\n",
             cache = machine.kept.join("cache"),
             kit = machine.kept.join("guest"),
             agent = machine.agent,
+            waiting = options.waiting_vmms,
+            on_stop = options.on_stop.unwrap_or("delete"),
             more = options.config,
         );
         fs::write(dir.path().join("node.toml"), config).expect("write the configuration");
         let before = Ledger::take(&home, &runtime);
-        let (child, address) = spawn(&machine, dir.path()).await;
+        let (child, address) = spawn(&machine, dir.path(), None).await;
         Some(Self { machine, child, dir, home, runtime, address, before, finished: false })
     }
 
@@ -90,6 +99,18 @@ impl Node {
     #[must_use]
     pub fn home(&self) -> &Path {
         &self.home
+    }
+
+    /// Where its sockets, mounts and private directories are.
+    #[must_use]
+    pub fn runtime(&self) -> &Path {
+        &self.runtime
+    }
+
+    /// A directory that goes with the node.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.dir.path()
     }
 
     /// A client with the right key.
@@ -119,19 +140,36 @@ impl Node {
         stdout.into_owned()
     }
 
-    /// Announces and builds a template of `image`; the status it ended with.
-    pub async fn build(&self, name: &str, image: &str) -> BuildStatus {
-        let client = self.client();
+    /// Announces a template, and a build of it.
+    pub async fn announce(&self, name: &str) -> TemplateCreated {
         let request = TemplateCreateV3 {
             name: Some(name.to_owned()),
             cpu_count: Some(1),
             memory_mb: Some(256),
             ..TemplateCreateV3::default()
         };
-        let created = client.create_template(&request).await.expect("announce a template");
+        self.client().create_template(&request).await.expect("announce a template")
+    }
+
+    /// Starts a build that was announced, here or to a node that shares its templates.
+    pub async fn begin_build(&self, announced: &TemplateCreated, image: &str) {
         let start = TemplateBuildStartV2 { from_image: Some(image.to_owned()), ..TemplateBuildStartV2::default() };
+        let client = self.client();
+        client.start_build(announced.template_id, announced.build_id, &start).await.expect("start a build");
+    }
+
+    /// Announces a template of `image` and starts its build.
+    pub async fn start_build(&self, name: &str, image: &str) -> TemplateCreated {
+        let created = self.announce(name).await;
+        self.begin_build(&created, image).await;
+        created
+    }
+
+    /// Announces and builds a template of `image`; the status it ended with.
+    pub async fn build(&self, name: &str, image: &str) -> BuildStatus {
+        let client = self.client();
+        let created = self.start_build(name, image).await;
         let (template, build) = (created.template_id, created.build_id);
-        client.start_build(template, build, &start).await.expect("start a build");
         eventually("the build ends", async || {
             let status = client.build_status(template, build, &Default::default()).await.expect("ask for the build");
             status.status.is_terminal().then_some(status)
@@ -169,10 +207,19 @@ impl Node {
     /// Pids of the VMM processes of this node.
     #[must_use]
     pub fn vmm_pids(&self) -> Vec<i32> {
-        let runtime = self.runtime.to_string_lossy().into_owned();
-        let ours = |(pid, command): (i32, String)| {
-            (command.contains("qemu-system") && command.contains(&runtime)).then_some(pid)
-        };
+        self.pids("qemu-system", &self.runtime)
+    }
+
+    /// Pid of this node's storage daemon, if it runs: there is one at most.
+    #[must_use]
+    pub fn blockd_pid(&self) -> Option<i32> {
+        self.pids("aenv-blockd", &self.home).first().copied()
+    }
+
+    fn pids(&self, program: &str, path: &Path) -> Vec<i32> {
+        let path = path.to_string_lossy().into_owned();
+        let ours =
+            |(pid, command): (i32, String)| (command.contains(program) && command.contains(&path)).then_some(pid);
         processes().into_iter().filter_map(ours).collect()
     }
 
@@ -201,9 +248,25 @@ impl Node {
         self.child.wait().expect("wait for the server");
     }
 
-    /// Starts a server again on the same home, after [`Node::kill9`].
+    /// Stops the server in order; what it puts away stays.
+    pub async fn stop(&mut self) {
+        let status = self.terminate().await;
+        assert!(status.success(), "the server ended with {status}\n{}", self.log_tail());
+    }
+
+    /// Starts a server again on the same home, after [`Node::kill9`] or [`Node::stop`].
     pub async fn restart(&mut self) {
-        (self.child, self.address) = spawn(&self.machine, self.dir.path()).await;
+        (self.child, self.address) = spawn(&self.machine, self.dir.path(), None).await;
+    }
+
+    /// The same; the server ends at once when it comes to `place`, see `aenv_durable::crash_point`.
+    pub async fn restart_to_crash_at(&mut self, place: &str) {
+        (self.child, self.address) = spawn(&self.machine, self.dir.path(), Some(place)).await;
+    }
+
+    /// Whether the server has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("look at the server").is_some()
     }
 
     /// Stops the server in order and checks the ledger.
@@ -242,8 +305,14 @@ impl Drop for Node {
         }
         _ = self.child.kill();
         _ = self.child.wait();
-        for pid in self.vmm_pids() {
+        for pid in self.vmm_pids().into_iter().chain(self.blockd_pid()) {
             _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        _ = nix::mount::umount2(&self.runtime.join("blockd/devices"), nix::mount::MntFlags::MNT_DETACH);
+        // Devices on ublk wait for another daemon.
+        let tag = fs::read_to_string(self.home.join("blockd/ublk-tag")).ok().and_then(|tag| tag.trim().parse().ok());
+        if let Some(ublk) = tag.and_then(|tag| UblkExporter::open(tag).ok()) {
+            _ = ublk.sweep(&[]);
         }
         let prefix = link_prefix(&self.home);
         let links = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
@@ -263,7 +332,7 @@ fn log_path(dir: &Path) -> PathBuf {
     dir.join("server.log")
 }
 
-async fn spawn(machine: &Machine, dir: &Path) -> (Child, SocketAddr) {
+async fn spawn(machine: &Machine, dir: &Path, crash_at: Option<&str>) -> (Child, SocketAddr) {
     let log = File::options().create(true).append(true).open(log_path(dir)).expect("open the log");
     let begin = log.metadata().expect("look at the log").len();
     let mut child = Command::new(&machine.server)
@@ -272,6 +341,7 @@ async fn spawn(machine: &Machine, dir: &Path) -> (Child, SocketAddr) {
         .env("AENV_API_KEY", KEY)
         .env("AENV_LOG_FORMAT", "compact")
         .env("NO_COLOR", "1")
+        .envs(crash_at.map(|place| ("AENV_CRASH_AT", place)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)

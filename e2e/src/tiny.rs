@@ -12,7 +12,10 @@ use sha2::{Digest as _, Sha256};
 const BUSYBOX: &str = "/bin/busybox";
 
 /// Applets that tests call by name.
-const APPLETS: &[&str] = &["sh", "true", "false", "echo", "cat", "sleep", "id", "ls", "env", "head", "yes", "wc"];
+const APPLETS: &[&str] = &[
+    "sh", "true", "false", "echo", "cat", "sleep", "id", "ls", "env", "head", "yes", "wc", "dd", "df", "sync", "rm",
+    "fstrim", "timeout",
+];
 
 /// Makes an OCI layout in `dir`, for `linux/amd64`. `None`, with the reason printed: there is no static busybox here.
 #[must_use]

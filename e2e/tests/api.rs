@@ -42,14 +42,17 @@ async fn refusals_have_the_body_that_clients_parse() {
         expect("DELETE", &format!("/sandboxes/{id}"), key, "", 404, &[id]).await;
         expect("POST", &format!("/sandboxes/{id}/timeout"), key, r#"{"timeout":1}"#, 404, &[id]).await;
         expect("POST", &format!("/v2/sandboxes/{id}/connect"), key, "{}", 404, &[id]).await;
+        for call in ["pause", "resume", "fork", "snapshots"] {
+            expect("POST", &format!("/sandboxes/{id}/{call}"), key, "", 404, &[id]).await;
+        }
     }
     expect("POST", "/v2/sandboxes", key, "{\"templateID\":\n nonsense}", 400, &["malformed JSON", "line 2 column"])
         .await;
     expect("POST", "/v2/sandboxes", key, "{}", 400, &["templateID"]).await;
     expect("POST", "/v2/sandboxes", key, r#"{"templateID":"x","timeout":"soon"}"#, 400, &["timeout"]).await;
     expect("POST", "/v2/sandboxes", key, r#"{"templateID":"ghost","fromTheFuture":1}"#, 404, &["ghost"]).await;
-    let auto_pause = json!({"templateID": "x", "autoPause": true}).to_string();
-    expect("POST", "/v2/sandboxes", key, &auto_pause, 400, &["autoPause"]).await;
+    let disk_only = json!({"templateID": "x", "autoPauseMemory": false}).to_string();
+    expect("POST", "/v2/sandboxes", key, &disk_only, 400, &["autoPauseMemory", "autoPause: true"]).await;
     let egress = json!({"templateID": "x", "network": {"allowOut": ["10.0.0.0/8"]}}).to_string();
     expect("POST", "/sandboxes", key, &egress, 400, &["network.allowOut"]).await;
     expect("GET", "/v2/sandboxes?limit=0", key, "", 400, &["limit"]).await;

@@ -30,11 +30,12 @@ pub(crate) enum Profile {
     Release,
 }
 
-/// Builds guest agent, server and CLI.
+/// Builds guest agent, server with its storage daemon (which it looks for beside itself), and CLI.
 pub(crate) fn build(profile: Profile) -> Result<Artifacts> {
     let agent = agent()?;
-    say("building aenv-server and aenv");
-    let cargo = Run::cargo().args(["build", "--quiet", "-p", "aenv-server", "-p", "aenv-cli", "--bins"]);
+    say("building aenv-server, aenv-blockd and aenv");
+    let cargo =
+        Run::cargo().args(["build", "--quiet", "-p", "aenv-server", "-p", "aenv-blockd", "-p", "aenv-cli", "--bins"]);
     let (cargo, binary): (_, fn(&str) -> PathBuf) = match profile {
         Profile::Dev => (cargo, paths::dev_binary),
         Profile::Release => (cargo.arg("--release"), paths::release_binary),

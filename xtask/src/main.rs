@@ -42,7 +42,7 @@ enum Command {
     E2e(e2e::Args),
     /// The official E2B SDKs, unmodified, against a real server.
     Sdk(sdk::Args),
-    /// Measure boots or execs.
+    /// Measure boots, execs or layered storage.
     Bench(bench::Args),
     /// Run the main job through the official E2B SDK and print what each step took.
     Demo(demo::Args),

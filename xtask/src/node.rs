@@ -46,10 +46,20 @@ impl Home {
             ("runtime_path".to_owned(), runtime_path(name).into()),
             ("cache_path".to_owned(), text(&shared().join("cache"))?.into()),
             ("guest".to_owned(), guest.into()),
+            ("orchestrator".to_owned(), toml::Table::from_iter([("on_stop".to_owned(), "delete".into())]).into()),
         ]);
         let path = home.config();
         fs::write(&path, toml::to_string(&config)?).with_context(|| format!("write {}", path.display()))?;
         Ok(home)
+    }
+
+    /// Adds a section to the configuration.
+    pub(crate) fn with(self, section: &str, keys: toml::Table) -> Result<Self> {
+        let path = self.config();
+        let mut config: toml::Table = toml::from_str(&fs::read_to_string(&path)?)?;
+        config.insert(section.to_owned(), keys.into());
+        fs::write(&path, toml::to_string(&config)?).with_context(|| format!("write {}", path.display()))?;
+        Ok(self)
     }
 
     /// Guest kernels with their initramfs, by content.

@@ -106,18 +106,23 @@ fn js(node: &Node) -> Result<Tally> {
         Run::new("npm").args(["ci", "--no-audit", "--no-fund"]).dir(&installed).env("PATH", &path).run()?;
         fs::write(&stamp, &wanted)?;
     }
+    let mut tests = Vec::new();
     for entry in fs::read_dir(&dir)? {
         let file = entry?.path();
-        if let (Some(name), Some("mjs")) = (file.file_name(), file.extension().and_then(|extension| extension.to_str()))
-        {
-            fs::copy(&file, installed.join(name)).with_context(|| format!("copy {}", file.display()))?;
+        let Some(name) = file.file_name().and_then(|name| name.to_str()).filter(|name| name.ends_with(".mjs")) else {
+            continue;
+        };
+        fs::copy(&file, installed.join(name)).with_context(|| format!("copy {}", file.display()))?;
+        if name.ends_with(".test.mjs") {
+            tests.push(name.to_owned());
         }
     }
+    tests.sort();
     let report = report_file("js")?;
     let run = Run::new("node")
         .args(["--test", "--test-reporter=spec", "--test-reporter-destination=stdout", "--test-reporter=tap"])
         .arg(format!("--test-reporter-destination={}", report.display()))
-        .arg("smoke.test.mjs")
+        .args(&tests)
         .dir(&installed)
         .env("PATH", &path);
     let ok = on_the_suite(run, node).succeeds();

@@ -4,7 +4,6 @@
 // One sandbox serves all tests that leave it as they found it: a boot takes seconds under emulation.
 
 import assert from 'node:assert/strict'
-import { randomUUID } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 
 import {
@@ -18,27 +17,7 @@ import {
   TimeoutError,
 } from 'e2b'
 
-const TEMPLATE = process.env.AENV_TEMPLATE ?? 'base'
-const NOBODY = randomUUID()
-
-const freshName = (prefix) => `${prefix}-${randomUUID().slice(0, 8)}`
-
-/** Every page of the list. */
-async function listed(query) {
-  const paginator = Sandbox.list({ query })
-  const found = []
-  while (paginator.hasNext) found.push(...(await paginator.nextItems()))
-  return found
-}
-
-/** Polls until the condition holds; fails with what was waited for. */
-async function waitUntil(condition, seconds, what) {
-  const deadline = Date.now() + seconds * 1000
-  while (!(await condition())) {
-    if (Date.now() > deadline) assert.fail(`not within ${seconds} s: ${what}`)
-    await new Promise((resolve) => setTimeout(resolve, 100))
-  }
-}
+import { NOBODY, TEMPLATE, freshName, listed, waitUntil } from './support.mjs'
 
 describe('a sandbox that goes on running', () => {
   let sandbox

@@ -22,18 +22,26 @@ enum Layer {
 
 const LAYERS: &[(&str, Layer)] = &[
     ("aenv-server", Layer::Programs),
+    ("aenv-blockd", Layer::Programs),
     ("aenv-cli", Layer::Programs),
+    ("aenv-image-tool", Layer::Programs),
     ("aenv-orchestrator", Layer::Decisions),
     ("aenv-template", Layer::Decisions),
     ("aenv-proxy", Layer::Decisions),
     ("aenv-vmm-driver", Layer::Mechanisms),
     ("aenv-vmm-qemu", Layer::Mechanisms),
     ("aenv-network", Layer::Mechanisms),
+    ("aenv-memory", Layer::Mechanisms),
     ("aenv-image", Layer::Mechanisms),
     ("aenv-guest-kit", Layer::Mechanisms),
+    ("aenv-snapshot", Layer::Mechanisms),
+    ("aenv-repository", Layer::Mechanisms),
     ("aenv-block-device", Layer::Bytes),
     ("aenv-block-overlaybd", Layer::Bytes),
     ("aenv-block-source", Layer::Bytes),
+    ("aenv-block-export", Layer::Bytes),
+    ("aenv-block-client", Layer::Bytes),
+    ("aenv-objects", Layer::Bytes),
     ("aenv-guest-proto", Layer::Wire),
     ("aenv-guest-agent", Layer::Wire),
     ("aenv-api", Layer::Wire),
@@ -44,10 +52,18 @@ const LAYERS: &[(&str, Layer)] = &[
 
 /// Arrows inside a layer, each with its reason.
 const SIDEWAYS: &[(&str, &str)] = &[
-    ("aenv-vmm-qemu", "aenv-vmm-driver"),          // implements the trait
+    ("aenv-image-tool", "aenv-blockd"), // converts on a daemon of its own, a child of itself
+    ("aenv-vmm-qemu", "aenv-vmm-driver"), // implements the trait
+    ("aenv-snapshot", "aenv-memory"),   // captures hold layers of memory
+    ("aenv-snapshot", "aenv-vmm-driver"), // and machines' device state
+    ("aenv-memory", "aenv-vmm-driver"), // reads the memory of its processes
     ("aenv-block-overlaybd", "aenv-block-device"), // implements the trait
     ("aenv-block-source", "aenv-block-overlaybd"), // implements its source of bytes
-    ("aenv-guest-agent", "aenv-guest-proto"),      // speaks the protocol
+    ("aenv-block-source", "aenv-objects"), // reads layers from object stores
+    ("aenv-block-export", "aenv-block-device"), // serves the trait
+    ("aenv-block-client", "aenv-block-overlaybd"), // speaks of its layouts
+    ("aenv-block-client", "aenv-block-device"), // gives disks from the daemon
+    ("aenv-guest-agent", "aenv-guest-proto"), // speaks the protocol
 ];
 
 /// Crates that may use nothing of ours but these, whatever their layer would allow.

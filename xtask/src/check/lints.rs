@@ -9,7 +9,10 @@ use super::arrows::Crate;
 
 /// Crates that need `unsafe`, and for what. They deny it and allow it in single modules; everything else forbids it.
 const UNSAFE: &[(&str, &str)] = &[
+    ("aenv-block-export", "memory shared with the ublk driver, and entries of its io_uring"),
     ("aenv-guest-agent", "PID 1: ioctls, waitid and exec after fork have no safe wrapper"),
+    ("aenv-image", "the ioctls that make a loop device"),
+    ("aenv-memory", "the ioctl that finds written pages"),
     ("aenv-network", "the ioctls that make a persistent tap"),
     ("aenv-vmm-driver", "work between fork and exec of a VMM, a pidfd in the reactor, the TSC"),
 ];

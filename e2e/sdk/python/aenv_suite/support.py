@@ -6,7 +6,7 @@ A boot takes seconds under emulation, so only tests about the life of a sandbox 
 import os
 import time
 import uuid
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from e2b import Sandbox
 
@@ -29,6 +29,14 @@ def close() -> None:
     if _shared is not None:
         _shared.kill()
         _shared = None
+
+
+def every_page(paginator) -> List:
+    """All that a list has."""
+    found = []
+    while paginator.has_next:
+        found.extend(paginator.next_items())
+    return found
 
 
 def fresh_name(prefix: str) -> str:

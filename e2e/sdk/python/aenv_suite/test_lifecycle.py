@@ -5,15 +5,11 @@ import unittest
 
 from e2b import Sandbox, SandboxNotFoundException, SandboxQuery, SandboxState
 
-from .support import TEMPLATE, fresh_name, shared_sandbox, wait_until
+from .support import TEMPLATE, every_page, fresh_name, shared_sandbox, wait_until
 
 
 def listed(query=None):
-    """Every page of the list."""
-    paginator, found = Sandbox.list(query=query), []
-    while paginator.has_next:
-        found.extend(paginator.next_items())
-    return found
+    return every_page(Sandbox.list(query=query))
 
 
 class OneSandbox(unittest.TestCase):

@@ -7,6 +7,7 @@
 
 mod exec;
 mod host;
+mod lifecycle;
 mod report;
 
 use std::time::Instant;
@@ -41,6 +42,9 @@ struct Args {
     api_key: String,
     #[arg(long, env = "AENV_TEMPLATE")]
     template: String,
+    /// A template with machines that stand ready.
+    #[arg(long, env = "AENV_POOLED_TEMPLATE")]
+    pooled_template: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -49,6 +53,8 @@ enum Bench {
     Boot,
     /// A warm `exec true`, there and back.
     Exec,
+    /// Machines that stop and go on: creates, pauses, resumes, snapshots, forks.
+    Lifecycle,
 }
 
 #[tokio::main]
@@ -58,6 +64,7 @@ async fn main() -> Result<()> {
     let report = match args.bench {
         Bench::Boot => boot(&args, &client).await?,
         Bench::Exec => exec(&args, &client).await?,
+        Bench::Lifecycle => lifecycle::run(&args, &client).await?,
     };
     report.print(args.json)
 }

@@ -11,11 +11,24 @@ pub(crate) struct Row {
     name: &'static str,
     unit: &'static str,
     samples: Vec<f64>,
+    /// The median's, twice of which is the 95th percentile's.
+    bound: Option<f64>,
 }
 
 impl Row {
     pub(crate) fn new(name: &'static str, unit: &'static str) -> Self {
-        Self { name, unit, samples: Vec::new() }
+        Self { name, unit, samples: Vec::new(), bound: None }
+    }
+
+    /// The same, with what the median is to be at most; twice that is the 95th percentile's.
+    pub(crate) fn at_most(self, bound: f64) -> Self {
+        Self { bound: Some(bound), ..self }
+    }
+
+    /// Whether it is within its bound; `None` without one.
+    fn holds(&self) -> Option<bool> {
+        let bound = self.bound?;
+        Some(!self.samples.is_empty() && self.percentile(50) <= bound && self.percentile(95) <= 2.0 * bound)
     }
 
     pub(crate) fn add(&mut self, sample: f64) {
@@ -53,6 +66,8 @@ struct JsonRow<'a> {
     min: f64,
     p50: f64,
     p95: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound: Option<f64>,
 }
 
 impl Report {
@@ -81,16 +96,24 @@ impl Report {
                 min: rounded(row.percentile(0)),
                 p50: rounded(row.percentile(50)),
                 p95: rounded(row.percentile(95)),
+                bound: row.bound,
             })
             .collect();
         Ok(serde_json::to_string(&JsonReport { bench: self.bench, host: Host::read(), rows })?)
     }
 
     fn to_table(&self) -> String {
-        let mut table = format!("{:<24}{:>6}{:>12}{:>12}{:>12}\n", "", "n", "min", "median", "p95");
+        let head = ["min", "median", "p95", "bound"].map(|name| format!("{name:>12}")).concat();
+        let mut table = format!("{:<24}{:>6}{head}\n", "", "n");
         for row in &self.rows {
             let [min, median, p95] = [0, 50, 95].map(|percent| format!("{:.1} {}", row.percentile(percent), row.unit));
-            table += &format!("{:<24}{:>6}{min:>12}{median:>12}{p95:>12}\n", row.name, row.samples.len());
+            let bound = match (row.bound, row.holds()) {
+                (Some(bound), Some(true)) => format!("{bound} {}", row.unit),
+                (Some(bound), _) => format!("{bound} {} MISSED", row.unit),
+                (None, _) => String::new(),
+            };
+            let line = format!("{:<24}{:>6}{min:>12}{median:>12}{p95:>12}{bound:>12}", row.name, row.samples.len());
+            table += &format!("{}\n", line.trim_end());
         }
         table
     }
@@ -101,7 +124,7 @@ mod tests {
     use super::*;
 
     fn row(samples: &[f64]) -> Row {
-        Row { name: "r", unit: "ms", samples: samples.to_vec() }
+        Row { samples: samples.to_vec(), ..Row::new("r", "ms") }
     }
 
     #[test]
@@ -111,6 +134,15 @@ mod tests {
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
         assert_eq!(row(&hundred).percentile(95), 95.0);
         assert_eq!(row(&[7.0]).percentile(50), 7.0);
+    }
+
+    #[test]
+    fn a_bound_is_the_medians_and_twice_it_the_tails() {
+        assert_eq!(row(&[1.0]).holds(), None);
+        assert_eq!(row(&[1.0, 2.0, 4.0]).at_most(2.0).holds(), Some(true));
+        assert_eq!(row(&[1.0, 2.0, 4.1]).at_most(2.0).holds(), Some(false));
+        assert_eq!(row(&[2.1, 2.1, 2.1]).at_most(2.0).holds(), Some(false));
+        assert_eq!(row(&[]).at_most(2.0).holds(), Some(false), "nothing was measured");
     }
 
     #[test]
