@@ -9,14 +9,16 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use aenv_block_device::test_support::{Counting, MemoryDevice};
 use aenv_block_device::{BlockDevice, FileDevice};
 use aenv_block_export::Exporter;
 use aenv_block_export::test_support::{Growing, Opened, Recording, Step};
 use aenv_model::Bytes;
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
-use support::{DIRECT, Mount, SHARED_WRITABLE};
+use support::{DIRECT, Mount, SHARED_WRITABLE, SOON};
 
 const SIZE: Bytes = Bytes::mib(64);
 
@@ -226,7 +228,14 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = unmount(&self.0, UnmountFlags::empty());
+        let deadline = Instant::now() + SOON;
+        let unmounted = loop {
+            match unmount(&self.0, UnmountFlags::empty()) {
+                // A child that another test starts has a copy of every open file until it becomes its program.
+                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                unmounted => break unmounted,
+            }
+        };
         if std::thread::panicking() {
             let _ = unmounted.or_else(|_| unmount(&self.0, UnmountFlags::DETACH));
         } else {

@@ -15,8 +15,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
+use backon::{BlockingRetryable, ConstantBuilder};
 use nix::sched::{CloneFlags, unshare};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity};
 use tokio::sync::oneshot;
@@ -30,6 +33,10 @@ const OPTIONS: &CStr =
     c"nodelalloc,discard,noinit_itable,no_prefetch_block_bitmaps,no_mbcache,errors=remount-ro,nobarrier";
 /// What ext4 takes a thread's number modulo of.
 const COLOURS: i32 = 16;
+/// How often, and how far apart, to try to unmount what nothing of this process uses any more: a child that another thread
+/// starts has a copy of every open file until it becomes its program.
+const TRIES: usize = 2_000;
+const PAUSE: Duration = Duration::from_millis(5);
 /// Threads that are started until one has a number that fits.
 const ATTEMPTS: usize = 128;
 
@@ -145,7 +152,10 @@ struct Mounted<'a> {
 
 impl Mounted<'_> {
     fn unmount(self) -> Result<(), MountError> {
-        let unmounted = unmount(self.at, UnmountFlags::empty());
+        let unmounted = (|| unmount(self.at, UnmountFlags::empty()))
+            .retry(ConstantBuilder::new().with_delay(PAUSE).with_max_times(TRIES))
+            .when(|error| *error == Errno::BUSY)
+            .call();
         let at = self.at;
         if unmounted.is_ok() {
             std::mem::forget(self); // there is nothing left to take away
