@@ -11,6 +11,7 @@ use nix::libc;
 
 nix::ioctl_write_ptr_bad!(tun_set_iff, nix::request_code_write!(b'T', 202, size_of::<c_int>()), libc::ifreq);
 nix::ioctl_write_int_bad!(tun_set_persist, nix::request_code_write!(b'T', 203, size_of::<c_int>()));
+nix::ioctl_write_int_bad!(tun_set_owner, nix::request_code_write!(b'T', 204, size_of::<c_int>()));
 
 /// Opens the tap `name` in the calling thread's netns, making it if it does not exist: one queue, no packet-info
 /// header, with virtio-net headers so that a VMM can pass checksum and segmentation work through. This is the shape
@@ -32,10 +33,16 @@ pub(crate) fn open(name: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Makes the tap `name`, which stays when nobody has it open: it goes with its netns.
+/// Makes the tap `name`, which stays when nobody has it open: it goes with its netns. It is our user's: a VMM has no
+/// CAP_NET_ADMIN, and while a tap without an owner was anybody's for twenty years, some kernels (6.12 among them) let
+/// nobody open one without that capability.
 pub(crate) fn create_persistent(name: &str) -> io::Result<()> {
     let file = open(name)?;
-    // SAFETY: the descriptor is open and attached to a tap; TUNSETPERSIST takes its argument by value.
-    unsafe { tun_set_persist(file.as_raw_fd(), 1) }?;
+    let owner = nix::unistd::geteuid().as_raw() as c_int;
+    // SAFETY: the descriptor is open and attached to a tap; both requests take their argument by value.
+    unsafe {
+        tun_set_owner(file.as_raw_fd(), owner)?;
+        tun_set_persist(file.as_raw_fd(), 1)?;
+    }
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use nix::sched::{CloneFlags, setns};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -106,6 +107,14 @@ fn inside<T: Send + 'static>(slot: &Slot, work: impl FnOnce() -> T + Send + 'sta
     thread.join().expect("thread")
 }
 
+/// Opens the tap as a VMM does, which has no capabilities. Ends those of the calling thread.
+fn open_as_vmm() -> fs::File {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).expect("drop capabilities");
+    tap::open(TAP_NAME).expect("a VMM opens the tap by name")
+}
+
 /// Plays the guest: takes its address on the slot's loopback and listens there.
 async fn guest_listener(slot: &Slot) -> TcpListener {
     let handles = netns::open(slot.netns_path().to_owned()).await.expect("open").expect("a netns");
@@ -187,7 +196,7 @@ async fn connecting_fails_at_once_without_a_vmm_and_reaches_the_tap_with_one() {
     assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable);
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
 
-    let mut vmm = inside(&slot, || tap::open(TAP_NAME).expect("a VMM opens the tap by name"));
+    let mut vmm = inside(&slot, open_as_vmm);
     let connecting = tokio::spawn(async move { connector.connect(49983).await });
     let frame = tokio::task::spawn_blocking(move || {
         let mut frame = [0; 2048];
@@ -283,7 +292,7 @@ async fn a_machine_keeps_its_slot_from_one_pool_to_the_next_and_nobody_else_gets
     let Some(node) = Node::new() else { return };
     let first = node.pool(2).await;
     let slot = first.acquire().await.expect("acquire");
-    let vmm = inside(&slot, || tap::open(TAP_NAME).expect("a VMM opens the tap"));
+    let vmm = inside(&slot, open_as_vmm);
     let listener = guest_listener(&slot).await;
     let port = listener.local_addr().expect("address").port();
     let connector = slot.connector();

@@ -16,6 +16,9 @@ use crate::{AccelChoice, Qemu, QemuConfig};
 
 /// The kernel says this when it starts `/init`: user space runs, with all that comes before it.
 const REACHED_INIT: &str = "as init process";
+/// How many times the patience with a silent guest a guest may take that goes on saying something: on a busy or nested
+/// host, KVM that works is slow, and still far better than emulation.
+const SLOW: u32 = 24;
 /// How often the console is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -163,7 +166,7 @@ impl Trial<'_> {
             if output.len() > said {
                 (said, heard) = (output.len(), Instant::now());
             }
-            if heard.elapsed() > patience || began.elapsed() > 4 * patience {
+            if heard.elapsed() > patience || began.elapsed() > SLOW * patience {
                 return Err(match output.lines().last() {
                     None => format!(
                         "a stock kernel booted with it says nothing within {patience:?} (is this host itself a PVM guest?)"
