@@ -19,6 +19,7 @@
 mod activity;
 pub mod admission;
 mod blanks;
+mod command;
 mod config;
 mod driver;
 mod former;
@@ -36,6 +37,7 @@ mod token;
 
 pub use activity::InUse;
 pub use blanks::BlanksConfig;
+pub use command::{Command, CommandError, CommandExit, Output};
 pub use config::{EnvdConfig, OnStop, OrchestratorConfig};
 pub use former::{Former, TakenOver};
 pub use lease::LeaseInfo;

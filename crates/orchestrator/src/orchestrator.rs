@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 
 use crate::blanks::{Blanks, BlanksConfig};
 use crate::config::{EnvdConfig, OrchestratorConfig};
-use crate::driver::{Begin, Departure, Driver, Status, after};
+use crate::driver::{Begin, Departure, Driver, Live, Status, after};
 use crate::former::{Former, TakenOver, sandbox_rows};
 use crate::guest;
 use crate::inbox::Inbox;
@@ -509,15 +509,18 @@ impl Orchestrator {
 
     /// Has a running sandbox's guest run a login shell, so that what commands need is in its memory. An image may have none.
     pub async fn exercise(&self, id: SandboxId) {
-        let way_in = self.entry(id).ok().and_then(|entry| {
-            let live = entry.status.borrow().live.clone()?;
-            Some((live.dialer, entry.access_token.clone()))
-        });
-        if let Some((dialer, token)) = way_in
-            && let Err(error) = guest::exercise(dialer.as_ref(), token.as_deref()).await
+        if let Some((live, token)) = self.live(id)
+            && let Err(error) = guest::exercise(live.dialer.as_ref(), token.as_deref()).await
         {
             debug!(sandbox_id = %id, %error, "a guest has run no command");
         }
+    }
+
+    /// The way to a running sandbox's agent, with its token.
+    pub(crate) fn live(&self, id: SandboxId) -> Option<(Live, Option<String>)> {
+        let entry = self.entry(id).ok()?;
+        let live = entry.status.borrow().live.clone()?;
+        Some((live, entry.access_token.clone()))
     }
 
     /// Ends a sandbox in whatever phase it is, and waits until nothing of it is left. Concurrent deletes join.
