@@ -317,6 +317,9 @@ impl Driver {
 
     /// The server is being stopped while the sandbox runs.
     fn stop(&self) -> Next {
+        if self.spec.internal {
+            return Next::End(Ended::NodeShutdown); // whoever it was for ends with the server
+        }
         match self.parts.config.on_stop {
             OnStop::Delete => Next::End(Ended::NodeShutdown),
             OnStop::Pause => Next::Pause { askers: Vec::new(), how: HowToPause::default(), cause: PauseCause::Stop },

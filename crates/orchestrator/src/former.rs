@@ -105,6 +105,7 @@ impl Former {
         for (id, row) in self.rows {
             let why = match row.stage {
                 Stage::Starting => Ended::StartFailed,
+                Stage::Running if row.spec.internal => Ended::NodeShutdown, // whoever it was for has gone
                 Stage::Running => match running(parts, id, &row, kept).await {
                     Ok(sandbox) => {
                         found.push(sandbox);

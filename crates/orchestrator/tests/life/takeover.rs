@@ -24,6 +24,21 @@ async fn a_rollback_that_a_killed_server_left_is_undone_or_done() {
 }
 
 #[tokio::test]
+async fn sandboxes_of_the_node_itself_end_with_their_server() {
+    let mut bench = Bench::with(FakeVmm::with_processes()).await;
+    let internal = |bench: &Bench| {
+        let NewSandbox { spec, source } = bench.sandbox();
+        NewSandbox { spec: SandboxSpec { internal: true, ..spec }, source }
+    };
+    bench.orchestrator.create(internal(&bench)).await.unwrap();
+    let taken_over = bench.restart().await;
+    assert_eq!(taken_over, TakenOver { ended: 1, ..TakenOver::default() }, "it was killed");
+    bench.orchestrator.create(internal(&bench)).await.unwrap();
+    bench.orchestrator.close(Duration::from_secs(30)).await.unwrap();
+    assert_eq!((bench.vmm.live(), bench.rows()), (Vec::new(), 0), "it was stopped");
+}
+
+#[tokio::test]
 async fn what_a_killed_server_left_running_is_taken_over_by_the_next_one() {
     let mut bench = Bench::with(FakeVmm::with_processes()).await;
     let (running, paused) = (bench.running().await, bench.running().await);
