@@ -27,8 +27,9 @@ pub use sandbox::{
     TimeoutRequest, VolumeMount,
 };
 pub use template::{
-    AliasAnswer, BuildLogEntry, BuildReason, BuildState, BuildStatus, BuildStatusQuery, ImageRegistry, LogLevel,
-    Template, TemplateBuild, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated, TemplateStep, TemplateWithBuilds,
+    AliasAnswer, AssignTags, AssignedTags, BuildLogEntry, BuildLogs, BuildReason, BuildState, BuildStatus,
+    BuildStatusQuery, FilesLink, ImageRegistry, LogLevel, RemoveTags, Template, TemplateBuild, TemplateBuildStartV2,
+    TemplateCreateV3, TemplateCreated, TemplateNames, TemplateStep, TemplateTag, TemplateUpdate, TemplateWithBuilds,
 };
 
 /// Header that carries the platform's API key.

@@ -348,6 +348,79 @@ pub struct TemplateBuild {
     pub envd_version: Option<String>,
 }
 
+/// Answer to `GET /templates/{id}/builds/{build}/logs`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildLogs {
+    /// The entries.
+    pub logs: Vec<BuildLogEntry>,
+}
+
+/// Answer to `GET /templates/{id}/files/{hash}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesLink {
+    /// They are there already.
+    pub present: bool,
+    /// Where they can be put, as an archive, with no other leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// Body of `PATCH /v2/templates/{id}`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateUpdate {
+    /// Whether others may use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public: Option<bool>,
+}
+
+/// Answer to `PATCH /v2/templates/{id}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateNames {
+    /// The template's names.
+    pub names: Vec<String>,
+}
+
+/// Body of `POST /templates/tags`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignTags {
+    /// `name` or `name:tag`: the build that they are to stand for.
+    pub target: String,
+    /// Tags without a name.
+    pub tags: Vec<String>,
+}
+
+/// Answer to `POST /templates/tags`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignedTags {
+    /// The tags.
+    pub tags: Vec<String>,
+    /// What they stand for now.
+    #[serde(rename = "buildID")]
+    pub build_id: BuildId,
+}
+
+/// Body of `DELETE /templates/tags`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoveTags {
+    /// The template.
+    pub name: String,
+    /// Tags without a name.
+    pub tags: Vec<String>,
+}
+
+/// An entry of `GET /templates/{id}/tags`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateTag {
+    /// The tag.
+    pub tag: String,
+    /// What it stands for.
+    #[serde(rename = "buildID")]
+    pub build_id: BuildId,
+    /// Since when.
+    pub created_at: Timestamp,
+}
+
 /// Answer to `GET /templates/aliases/{alias}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AliasAnswer {

@@ -36,6 +36,12 @@ impl TokenSeed {
         self.derive(&format!("sandbox-traffic-{sandbox}"))
     }
 
+    /// What lets anybody who has it send the files `hash` of a template build, until `expires` (seconds since 1970).
+    #[must_use]
+    pub fn upload_token(&self, hash: &str, expires: i64) -> String {
+        self.derive(&format!("template-upload-{hash}-{expires}"))
+    }
+
     fn derive(&self, message: &str) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_bytes())
             .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));

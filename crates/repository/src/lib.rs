@@ -52,6 +52,6 @@ pub use fetch::Fetched;
 pub use pack::Packing;
 pub use publish::{Content, FileKind, NewFile, Publication};
 pub use read::{Listing, Problem};
-pub use record::{Build, BuildStatus, Committed, Context, ErrorReason, Record, Resources, Source, StoredFile};
+pub use record::{Build, BuildStatus, Committed, Context, ErrorReason, Recipe, Record, Resources, Source, StoredFile};
 pub use repository::{Clock, Options, Repository};
 pub use sweep::Swept;

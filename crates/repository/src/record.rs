@@ -152,6 +152,21 @@ pub struct Context {
     pub cmd: Vec<String>,
     /// As the image says.
     pub labels: BTreeMap<String, String>,
+    /// What was done on top of the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<Recipe>,
+}
+
+/// What templates that are built on this one inherit, beside the rest of the context.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Recipe {
+    /// `NAME=VALUE`, for builds and for what is started in sandboxes; not for what users run.
+    pub env_vars: Vec<String>,
+    /// What runs in every sandbox from the start.
+    pub start_cmd: Option<String>,
+    /// What succeeds when that is up.
+    pub ready_cmd: Option<String>,
 }
 
 /// A file of a capture, and where its bytes are.

@@ -13,6 +13,6 @@ mod repository;
 mod secrets;
 mod serve;
 mod storage;
-mod warm;
+mod workshop;
 
 pub use node::{Node, provision_guest};

@@ -36,7 +36,7 @@ use crate::repository;
 use crate::secrets::{ApiKey, token_seed};
 use crate::serve::serve;
 use crate::storage::Storage;
-use crate::warm::Warmer;
+use crate::workshop::NodeWorkshop;
 
 /// File of the home that holds the node's tag.
 const TAG_FILE: &str = "node-tag";
@@ -72,6 +72,7 @@ struct Layout {
     disks: PathBuf,
     captures: PathBuf,
     templates: PathBuf,
+    uploads: PathBuf,
     serial: PathBuf,
     sandboxes: PathBuf,
     slots: PathBuf,
@@ -87,6 +88,7 @@ impl Layout {
             disks: home.join("disks"),
             captures: home.join("captures"),
             templates: home.join("templates"),
+            uploads: home.join("uploads"),
             serial: home.join("logs/serial"),
             sandboxes: runtime.join("sandboxes"),
             slots: runtime.to_owned(),
@@ -189,7 +191,7 @@ impl Node {
                 boot: GuestBoot { kernel: kit.kernel, initramfs: kit.initramfs, cmdline: kit.cmdline },
                 run_dir: layout.sandboxes.clone(),
                 serial_dir: layout.serial,
-                seed,
+                seed: seed.clone(),
             },
             &store,
             former,
@@ -212,7 +214,8 @@ impl Node {
                 dir: layout.templates.clone(),
                 importer: Arc::clone(&importer) as Arc<dyn ImportImage>,
                 captures: captures.clone(),
-                warm: Some(Arc::new(Warmer { orchestrator: orchestrator.clone() })),
+                uploads_dir: layout.uploads,
+                workshop: Some(Arc::new(NodeWorkshop { orchestrator: orchestrator.clone() })),
                 shared: shared.clone(),
             };
             Ok::<_, anyhow::Error>((Templates::start(parts, &store).await?, orchestrator, once))
@@ -241,6 +244,7 @@ impl Node {
         let app = App {
             inner: Arc::new(AppParts {
                 proxy: Arc::clone(&proxy),
+                seed,
                 targets: Targets::new(config.sandbox_proxy.domains.clone()),
                 config,
                 memory,
@@ -284,9 +288,10 @@ impl Node {
     /// Stops accepting, puts every sandbox away as configured, ends every build, gives everything back. Reports what did not end in `patience`.
     pub async fn stop(self, patience: Duration) -> Result<()> {
         self.stop_serving.cancel();
+        // Builds first: they end the sandboxes that they work in.
+        let builds = self.templates.close(patience).await;
         let sandboxes = self.orchestrator.close(patience).await;
         self.proxy.close().await;
-        let builds = self.templates.close(patience).await;
         let imports = self.importer.close(patience).await;
         let captures = self.captures.close(patience).await;
         let slots = self.slots.close().await;

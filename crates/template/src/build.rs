@@ -1,32 +1,65 @@
-//! One build at work: import, log, outcome.
+//! One build: what is asked for, what it says, and its image.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aenv_image::{Credentials, ImageReference, ImportError, Progress};
+use aenv_image::{Credentials, ImageReference, Progress};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::record::{BuildRecord, BuildState, FailedAt};
-use crate::seams::ImportImage;
+use crate::record::{BuildRecord, BuildStage};
+use crate::seams::{ImportImage, ImportedImage};
+use crate::step::Step;
 
-/// Log entries kept of one build: far more than an import writes.
+/// Log entries kept of one build: of what steps write beyond, nothing is seen.
 const LOG_LIMIT: usize = 10_000;
 
 /// Progress within one layer is logged at most this often.
 const PROGRESS_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a build is to be made from.
+/// An image to be had.
 #[derive(Debug, Clone)]
-pub struct BuildRequest {
+pub struct ImageRequest {
     /// The image, as the user named it.
     pub image: String,
     /// The same, understood.
     pub reference: ImageReference,
     /// Registry credentials given with the request.
     pub credentials: Option<Credentials>,
+}
+
+/// What a build is to be made of.
+#[derive(Debug, Clone)]
+pub struct BuildRequest {
+    /// What it begins with.
+    pub base: Base,
+    /// What is done on top of that, in order.
+    pub steps: Vec<Step>,
+    /// What runs in every sandbox from the start; `None`: what the base has.
+    pub start: Option<String>,
+    /// What succeeds when that is up; `None`: what the base has.
+    pub ready: Option<String>,
+    /// What a cache has of its steps does not count.
+    pub force: bool,
+}
+
+impl BuildRequest {
+    /// An image and nothing on top.
+    #[must_use]
+    pub fn of_image(image: ImageRequest) -> Self {
+        Self { base: Base::Image(image), steps: Vec::new(), start: None, ready: None, force: false }
+    }
+}
+
+/// What a build begins with.
+#[derive(Debug, Clone)]
+pub enum Base {
+    /// An image.
+    Image(ImageRequest),
+    /// A template or snapshot, by id or name.
+    Template(String),
 }
 
 /// A build as a client sees it.
@@ -59,6 +92,9 @@ pub struct LogEntry {
     pub level: LogLevel,
     /// The text.
     pub message: String,
+    /// What it tells of.
+    #[serde(default)]
+    pub stage: BuildStage,
 }
 
 /// The growing log of a build at work.
@@ -68,10 +104,11 @@ pub(crate) struct BuildLog {
 }
 
 impl BuildLog {
-    pub(crate) fn add(&self, level: LogLevel, message: impl Into<String>) {
+    pub(crate) fn add(&self, stage: BuildStage, level: LogLevel, message: impl Into<String>) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner); // a push leaves no half state
-        if entries.len() < LOG_LIMIT {
-            entries.push(LogEntry { timestamp: Timestamp::now(), level, message: message.into() });
+        // How it ends is said in any case.
+        if entries.len() < LOG_LIMIT || level == LogLevel::Error {
+            entries.push(LogEntry { timestamp: Timestamp::now(), level, message: message.into(), stage });
         }
     }
 
@@ -80,39 +117,38 @@ impl BuildLog {
     }
 }
 
-/// Imports the image of `request` to `target` for `owner`; the state to record for the build.
-pub(crate) async fn run(
+/// Imports an image to `target` for `owner`.
+pub(crate) async fn import(
     importer: &dyn ImportImage,
-    request: &BuildRequest,
+    request: &ImageRequest,
     (target, owner): (&Path, &str),
     log: &BuildLog,
     cancel: CancellationToken,
-) -> BuildState {
+) -> Result<ImportedImage, Failure> {
     let begun = Instant::now();
-    log.add(LogLevel::Info, format!("Importing {}", request.image));
+    let tell = |line| log.add(BuildStage::Base, LogLevel::Info, line);
+    tell(format!("[base] FROM {}", request.image));
     let teller = ProgressTeller { log, last: Mutex::new(None) };
     let credentials = request.credentials.clone();
     let progress = |progress| teller.tell(&progress);
     let imported = importer.import(&request.reference, credentials, target, owner, &progress, cancel).await;
-    match imported {
-        Ok(imported) => {
-            log.add(LogLevel::Info, format!("The image is here, took {:.1}s", begun.elapsed().as_secs_f64()));
-            BuildState::Ready {
-                image: request.image.clone(),
-                digest: imported.digest,
-                config: imported.config,
-                disk_size: imported.size,
-                capture: None,
-            }
-        }
-        Err(error) => failed(log, &error),
-    }
+    let imported = imported.map_err(|error| Failure { stage: BuildStage::Base, message: error.report() })?;
+    tell(format!("The image is here, took {:.1}s", begun.elapsed().as_secs_f64()));
+    Ok(imported)
 }
 
-fn failed(log: &BuildLog, error: &ImportError) -> BuildState {
-    let message = error.report();
-    log.add(LogLevel::Error, format!("Build failed: {message}"));
-    BuildState::Error { message, step: FailedAt::Base }
+/// Why a build failed, for its user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) stage: BuildStage,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    /// Of the work in a stage.
+    pub(crate) fn of<M: Into<String>>(stage: BuildStage) -> impl Fn(M) -> Self {
+        move |message| Self { stage, message: message.into() }
+    }
 }
 
 /// Turns a stream of progress into a readable log: a line at the begin and end of each stage and layer, and one a second
@@ -132,7 +168,7 @@ impl ProgressTeller<'_> {
         };
         if due {
             *last = Some((stage, Instant::now()));
-            self.log.add(LogLevel::Info, line);
+            self.log.add(BuildStage::Base, LogLevel::Info, line);
         }
     }
 }

@@ -7,7 +7,7 @@ use aenv_image::{ImageConfig, ImportError};
 use aenv_model::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::build::BuildRequest;
+use crate::build::ImageRequest;
 use crate::files::RootfsLease;
 use crate::seams::ImportImage;
 
@@ -37,7 +37,7 @@ pub enum ImageProblem {
 
 pub(crate) async fn import(
     importer: &dyn ImportImage,
-    request: &BuildRequest,
+    request: &ImageRequest,
     lease: RootfsLease,
     cancel: CancellationToken,
 ) -> Result<ReadyImage, ImageProblem> {

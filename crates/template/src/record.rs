@@ -1,11 +1,16 @@
 //! What the node store keeps of a template.
 
+use std::collections::BTreeMap;
+
 use aenv_image::ImageConfig;
 use aenv_model::{BuildId, Bytes, CaptureId, MachineShape, SandboxId, TemplateId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::build::LogEntry;
+
+/// Failed builds of a template that are remembered.
+const FAILURES: usize = 16;
 
 /// A template with all its builds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,24 +23,86 @@ pub struct TemplateRecord {
     pub created_at: Timestamp,
     /// When a build of it last changed.
     pub updated_at: Timestamp,
-    /// Its builds, oldest first. At most one is ready: a newer success replaces it.
+    /// Its builds, oldest first. Of those that are ready, each has a tag: one that loses its last is gone.
     pub builds: Vec<BuildRecord>,
+    /// What its tags stand for.
+    #[serde(default)]
+    pub tags: BTreeMap<String, Tag>,
+    /// Told to whoever asks; everybody who may ask may use it anyway.
+    #[serde(default)]
+    pub public: bool,
     /// Whether it is in the repository that nodes share: that says what there is of it.
     #[serde(default)]
     pub shared: bool,
 }
 
+/// The tag of those who name none.
+pub const DEFAULT_TAG: &str = "default";
+
+/// What a tag stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tag {
+    /// The build.
+    pub build: BuildId,
+    /// Since when.
+    pub created_at: Timestamp,
+}
+
 impl TemplateRecord {
-    /// The build that sandboxes start from.
+    /// The build that sandboxes start from whose creator names no tag.
     #[must_use]
     pub fn ready(&self) -> Option<&BuildRecord> {
-        self.builds.iter().rev().find(|build| matches!(build.state, BuildState::Ready { .. }))
+        self.tagged(DEFAULT_TAG)
     }
 
-    /// What lists show of the template: the ready build, else the newest.
+    /// The build that a tag stands for.
+    #[must_use]
+    pub fn tagged(&self, tag: &str) -> Option<&BuildRecord> {
+        self.build(self.tags.get(tag)?.build).filter(|build| build.is_ready())
+    }
+
+    /// Every build that sandboxes can start from.
+    pub fn ready_builds(&self) -> impl Iterator<Item = &BuildRecord> {
+        self.builds.iter().filter(|build| build.is_ready())
+    }
+
+    /// Lets tags stand for a build from now on.
+    pub(crate) fn assign(&mut self, tags: &[String], build: BuildId, now: Timestamp) {
+        for tag in tags {
+            self.tags.insert(tag.clone(), Tag { build, created_at: now });
+        }
+    }
+
+    /// Takes ready builds out that have no tag any more, and all but the newest that failed. Gives the former.
+    pub(crate) fn drop_untagged(&mut self) -> Vec<BuildId> {
+        let Self { builds, tags, .. } = self;
+        let has_tag = |build: &BuildRecord| tags.values().any(|tag| tag.build == build.id);
+        let dropped = builds.iter().filter(|build| build.is_ready() && !has_tag(build)).map(|build| build.id).collect();
+        builds.retain(|build| !build.is_ready() || has_tag(build));
+        let is_failed = |build: &BuildRecord| matches!(build.state, BuildState::Error { .. });
+        let mut surplus = builds.iter().filter(|build| is_failed(build)).count().saturating_sub(FAILURES);
+        builds.retain(|build| {
+            let goes = surplus > 0 && is_failed(build);
+            surplus -= usize::from(goes);
+            !goes
+        });
+        dropped
+    }
+
+    /// A record of the time before there were tags: its ready build was what is tagged now.
+    pub(crate) fn tag_if_untagged(&mut self) {
+        if self.tags.is_empty()
+            && let Some(ready) = self.ready_builds().last()
+        {
+            let tag = Tag { build: ready.id, created_at: ready.updated_at };
+            self.tags.insert(DEFAULT_TAG.to_owned(), tag);
+        }
+    }
+
+    /// What lists show of the template: the build that sandboxes start from, else the newest.
     #[must_use]
     pub fn shown(&self) -> Option<&BuildRecord> {
-        self.ready().or_else(|| self.builds.last())
+        self.ready().or_else(|| self.ready_builds().last()).or_else(|| self.builds.last())
     }
 
     /// The build with this id.
@@ -60,6 +127,17 @@ pub struct BuildRecord {
     pub state: BuildState,
     /// What it said; complete once the build has ended.
     pub logs: Vec<LogEntry>,
+    /// Tags that are to stand for it once it is ready. None: the default one.
+    #[serde(default)]
+    pub tags: Vec<String>,
+}
+
+impl BuildRecord {
+    /// Sandboxes can start from it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, BuildState::Ready { .. })
+    }
 }
 
 /// Where a build stands.
@@ -84,38 +162,62 @@ pub enum BuildState {
         /// A machine booted on it that sandboxes go on from.
         #[serde(default)]
         capture: Option<CaptureId>,
+        /// What was done on top of the image. If anything was, the capture alone has it.
+        #[serde(default)]
+        recipe: Option<Recipe>,
     },
     /// It failed.
     Error {
         /// Why, for the user.
         message: String,
-        /// At which step.
-        step: FailedAt,
+        /// Where.
+        step: BuildStage,
     },
 }
 
-/// The step a build failed at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// What a build leaves behind for templates that are built on it, beside its files and its image's settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recipe {
+    /// Variables of its steps, on top of those of its image.
+    pub env: BTreeMap<String, String>,
+    /// What runs in every sandbox from the start.
+    #[serde(default)]
+    pub start: Option<String>,
+    /// What succeeds when that is up.
+    #[serde(default)]
+    pub ready: Option<String>,
+}
+
+/// A part of a build: what a log line tells of, or what failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FailedAt {
-    /// The base image.
+pub enum BuildStage {
+    /// The image or template below.
+    #[default]
     Base,
-    /// Publishing the result.
+    /// A step, counted from 1.
+    Step(u32),
+    /// What comes after the steps.
     Finalize,
 }
 
-impl FailedAt {
-    /// As records of other nodes have it.
-    pub(crate) fn name(self) -> &'static str {
+impl BuildStage {
+    /// As the API and the records of other nodes have it.
+    #[must_use]
+    pub fn name(self) -> String {
         match self {
-            Self::Base => "base",
-            Self::Finalize => "finalize",
+            Self::Base => "base".to_owned(),
+            Self::Step(number) => number.to_string(),
+            Self::Finalize => "finalize".to_owned(),
         }
     }
 
-    /// What [`name`](Self::name) gave; a step of another version is the last.
+    /// What [`name`](Self::name) gave; that of another version is the last.
     pub(crate) fn named(name: &str) -> Self {
-        if name == Self::Base.name() { Self::Base } else { Self::Finalize }
+        match name {
+            "base" => Self::Base,
+            name => name.parse().map_or(Self::Finalize, Self::Step),
+        }
     }
 }
 

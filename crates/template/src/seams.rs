@@ -1,6 +1,6 @@
 //! What a build needs from below.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use aenv_image::{Credentials, ImageConfig, ImageReference, ImportError, Importer, LeaseKind, Progress};
@@ -23,12 +23,66 @@ pub struct ImportedImage {
     pub size: Bytes,
 }
 
-/// Boots what sandboxes of a build go on from.
+/// Machines that builds work in, and that sandboxes go on from.
 #[async_trait]
-pub trait Warm: Send + Sync + std::fmt::Debug + 'static {
-    /// A machine on `template`'s root file system, ready for a sandbox, and captured. On an error, told for the user, nothing
-    /// is left; so it is if dropped.
-    async fn warm(&self, template: &ReadyTemplate) -> Result<Capture, String>;
+pub trait Workshop: Send + Sync + std::fmt::Debug + 'static {
+    /// A running machine that begins as sandboxes of `template` do. On an error, told for the user, nothing is left.
+    ///
+    /// Cancel safety: wait for it, and close what it gives. If dropped, the machine ends by itself, some time later.
+    async fn open(&self, template: &ReadyTemplate) -> Result<Box<dyn Bench>, String>;
+}
+
+/// A machine at work for a build.
+#[async_trait]
+pub trait Bench: Send + Sync + std::fmt::Debug {
+    /// Runs a command and waits for its end. On an error, told for the user, it has not run, or is lost.
+    ///
+    /// Cancel safety: if dropped, the command goes on.
+    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<Exit, String>;
+
+    /// Writes a file of this host to `path`, as root.
+    async fn put(&self, path: &str, file: &Path) -> Result<(), String>;
+
+    /// Copies the machine, with its memory or its disk alone, and lets it go on.
+    ///
+    /// Cancel safety: if dropped, nothing is left.
+    async fn capture(&self, memory: bool) -> Result<Capture, String>;
+
+    /// Ends it, and waits until nothing of it is left.
+    async fn close(self: Box<Self>);
+}
+
+/// A command to be run on a bench.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Command {
+    /// Looked up in the guest's `PATH`.
+    pub program: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// On top of what sandboxes of the template give their processes.
+    pub env: BTreeMap<String, String>,
+    /// Whose it is.
+    pub user: String,
+    /// Where it begins; `None`: where its user is at home.
+    pub directory: Option<String>,
+}
+
+/// Output of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// It wrote to standard output.
+    Stdout(Vec<u8>),
+    /// It wrote to standard error.
+    Stderr(Vec<u8>),
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// It returned 0.
+    pub success: bool,
+    /// In words: `exit status 1`.
+    pub status: String,
 }
 
 /// Turns images into root file systems.

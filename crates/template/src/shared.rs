@@ -7,7 +7,7 @@
 //! Captures of others are brought at the first start from them, and kept ready for a while; they go with their last user.
 //! If the repository cannot be asked, this node goes on with what it has of its own, and says so where it has nothing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ use aenv_snapshot::{Capture, CaptureContent, CaptureError, CaptureFileKind};
 use tracing::{info, warn};
 
 use crate::build::BuildView;
-use crate::record::{BuildRecord, BuildState, FailedAt, SnapshotRecord, TemplateRecord};
-use crate::templates::{DeleteTemplateError, ReadyTemplate, ResolveError, Templates};
+use crate::record::{BuildRecord, BuildStage, BuildState, DEFAULT_TAG, Recipe, SnapshotRecord, TemplateRecord};
+use crate::templates::{DeleteTemplateError, ReadyTemplate, ResolveError, Templates, split_tag};
 
 /// Captures of other nodes that are kept ready although nobody uses them now.
 const MOST_ADOPTED: usize = 32;
@@ -70,6 +70,17 @@ pub enum PublishError {
     Repository(#[from] RepositoryError),
 }
 
+impl PublishError {
+    /// For whoever built it: `store` is where it was to go.
+    pub(crate) fn told(&self, store: &str) -> String {
+        match self {
+            Self::Repository(RepositoryError::Deleted(_)) => "the template was deleted".to_owned(),
+            Self::Repository(error) => format!("it could not be published to {store}: {}", error.report()),
+            Self::Capture(error) => format!("what was captured could not be published: {error}"),
+        }
+    }
+}
+
 impl Adopted {
     fn get(&mut self, id: TemplateId, of: CaptureId) -> Option<Capture> {
         let found = self.captures.get_mut(&id).filter(|adoptee| adoptee.of == of)?;
@@ -112,6 +123,11 @@ impl Templates {
     /// Cancel safety: if dropped, nothing half-done is left.
     pub async fn resolve(&self, reference: &str) -> Result<ReadyTemplate, ResolveError> {
         let Some(shared) = self.shared() else { return self.resolve_known(reference) };
+        let reference = match split_tag(reference) {
+            (name, Some(DEFAULT_TAG)) => name,
+            (_, Some(_)) => return self.resolve_known(reference), // what nodes share has no other
+            (name, None) => name,
+        };
         for _ in 0..ATTEMPTS {
             let record = match self.look_up(shared, reference).await {
                 Ok(record) => record,
@@ -233,8 +249,14 @@ impl Templates {
         Ok(())
     }
 
-    /// The template by id or name.
+    /// The template by id or name; by a name with a tag, if it has that.
     pub async fn find(&self, reference: &str) -> Result<Option<TemplateRecord>, RepositoryError> {
+        let (name, tag) = split_tag(reference);
+        let found = self.find_untagged(name).await?;
+        Ok(found.filter(|record| tag.is_none_or(|tag| record.tags.contains_key(tag))))
+    }
+
+    async fn find_untagged(&self, reference: &str) -> Result<Option<TemplateRecord>, RepositoryError> {
         let Some(shared) = self.shared() else { return Ok(self.known(reference)) };
         match shared.repository.find(reference).await {
             Ok(record) => Ok(self.template(&record)),
@@ -327,9 +349,15 @@ impl Templates {
         build: BuildId,
         capture: &Capture,
         config: &ImageConfig,
+        recipe: Option<&Recipe>,
     ) -> Result<(), PublishError> {
         let Some(shared) = self.shared() else { return Ok(()) };
-        let publication = publication(capture, config).await?;
+        let mut publication = publication(capture, config).await?;
+        publication.context.recipe = recipe.map(|recipe| aenv_repository::Recipe {
+            env_vars: recipe.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            start_cmd: recipe.start.clone(),
+            ready_cmd: recipe.ready.clone(),
+        });
         shared.repository.publish_build(template, build, publication).await?;
         Ok(())
     }
@@ -350,7 +378,7 @@ impl Templates {
     /// Tells other nodes that a build failed.
     pub(crate) async fn tell_failure(&self, template: TemplateId, build: BuildId, state: &BuildState) {
         let (Some(shared), BuildState::Error { message, step }) = (self.shared(), state) else { return };
-        let reason = ErrorReason { message: message.clone(), step: step.name().to_owned() };
+        let reason = ErrorReason { message: message.clone(), step: step.name() };
         match shared.repository.fail(template, build, reason).await {
             Err(error) if !is_missing(&error) => {
                 warn!(template_id = %template, build_id = %build, %error, "other nodes are not told that a build failed");
@@ -364,15 +392,16 @@ impl Templates {
         let mut seen = template(record)?;
         if let Some(known) = self.known(&record.id.to_string()) {
             for build in known.builds {
-                let ready = matches!(build.state, BuildState::Ready { .. });
                 match seen.builds.iter_mut().find(|seen| seen.id == build.id) {
                     Some(seen) if build.state == BuildState::Waiting => seen.logs = build.logs,
                     Some(seen) => *seen = build,
-                    None if ready => {} // replaced by another node's
+                    None if build.is_ready() => {} // replaced by another node's
                     None => seen.builds.push(build),
                 }
             }
             seen.builds.sort_by_key(|build| (build.created_at, build.id));
+            seen.tags.clear();
+            seen.tag_if_untagged();
         }
         Some(seen)
     }
@@ -415,11 +444,17 @@ async fn publication(capture: &Capture, config: &ImageConfig) -> Result<Publicat
 
 fn context(config: &ImageConfig) -> Context {
     let ImageConfig { env, working_dir, user, entrypoint, cmd, labels, exposed_ports } = config.clone();
-    Context { env_vars: env, workdir: working_dir, user, exposed_ports, entrypoint, cmd, labels }
+    Context { env_vars: env, workdir: working_dir, user, exposed_ports, entrypoint, cmd, labels, recipe: None }
+}
+
+fn recipe(context: &Context) -> Option<Recipe> {
+    let aenv_repository::Recipe { env_vars, start_cmd, ready_cmd } = context.recipe.clone()?;
+    let pair = |pair: &String| pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    Some(Recipe { env: env_vars.iter().filter_map(pair).collect(), start: start_cmd, ready: ready_cmd })
 }
 
 fn image_config(context: &Context) -> ImageConfig {
-    let Context { env_vars, workdir, user, exposed_ports, entrypoint, cmd, labels } = context.clone();
+    let Context { env_vars, workdir, user, exposed_ports, entrypoint, cmd, labels, recipe: _ } = context.clone();
     ImageConfig { env: env_vars, working_dir: workdir, user, entrypoint, cmd, labels, exposed_ports }
 }
 
@@ -433,6 +468,7 @@ fn ready(record: &Record, capture: Capture) -> Option<ReadyTemplate> {
         capture: Some(capture),
         image: None,
         config: image_config(&committed.context),
+        recipe: recipe(&committed.context),
     })
 }
 
@@ -445,6 +481,7 @@ pub(crate) fn template(record: &Record) -> Option<TemplateRecord> {
         config: image_config(&committed.context),
         disk_size: Bytes::mib(record.resources.disk_size_mib),
         capture: Some(committed.capture),
+        recipe: recipe(&committed.context),
     };
     let build_record = |id, created_at, updated_at, shape: MachineShape, state| BuildRecord {
         id,
@@ -453,6 +490,7 @@ pub(crate) fn template(record: &Record) -> Option<TemplateRecord> {
         shape,
         state,
         logs: Vec::new(),
+        tags: vec![DEFAULT_TAG.to_owned()],
     };
     let mut builds = Vec::new();
     let of_newest = |committed: &&Committed| committed.build == Some(build.id);
@@ -469,19 +507,23 @@ pub(crate) fn template(record: &Record) -> Option<TemplateRecord> {
         (BuildStatus::Error, None) => {
             let reason = build.error_reason.clone();
             let reason = reason.unwrap_or(ErrorReason { message: "unknown".to_owned(), step: String::new() });
-            BuildState::Error { message: reason.message, step: FailedAt::named(&reason.step) }
+            BuildState::Error { message: reason.message, step: BuildStage::named(&reason.step) }
         }
     };
     let updated_at = build.finished_at.or(build.started_at).unwrap_or(build.created_at);
     builds.push(build_record(build.id, build.created_at, updated_at, build.resources.shape(), state));
-    Some(TemplateRecord {
+    let mut seen = TemplateRecord {
         id: record.id,
         name: record.alias.clone().unwrap_or_default(),
         created_at: record.created_at,
         updated_at: record.updated_at,
         builds,
+        tags: BTreeMap::new(),
+        public: false,
         shared: true,
-    })
+    };
+    seen.tag_if_untagged();
+    Some(seen)
 }
 
 /// A record as the snapshot that it is.

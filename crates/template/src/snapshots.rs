@@ -30,6 +30,7 @@ impl Kept {
             image: None,
             shape: self.record.shape,
             config: self.record.config.clone(),
+            recipe: None,
         }
     }
 }

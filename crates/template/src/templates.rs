@@ -1,9 +1,9 @@
 //! The registry of templates: names, records, running builds.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aenv_durable::{Row, Store, StoreError, Table};
 use aenv_image::ImageConfig;
@@ -17,13 +17,16 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::build::{BuildLog, BuildRequest, BuildView, LogEntry, LogLevel, run};
-use crate::files::{RootfsLease, remove_dir, rootfs};
+use crate::build::{BuildLog, BuildRequest, BuildView, ImageRequest, LogEntry, LogLevel};
+use crate::files::{RootfsLease, remove_dir};
 use crate::image::{ImageProblem, ReadyImage, import};
-use crate::record::{BuildRecord, BuildState, FailedAt, SnapshotRecord, TemplateRecord};
-use crate::seams::{ImportImage, Warm};
-use crate::shared::{Adopted, PublishError, Shared, is_missing};
+use crate::make::at_work;
+use crate::points::{Points, point_rows};
+use crate::record::{BuildRecord, BuildStage, BuildState, DEFAULT_TAG, Recipe, SnapshotRecord, TemplateRecord};
+use crate::seams::{ImportImage, Workshop};
+use crate::shared::{Adopted, Shared, is_missing};
 use crate::snapshots::{Kept, snapshot_rows};
+use crate::uploads::Uploads;
 
 /// Longest template name, as the API has it.
 const NAME_LIMIT: usize = 128;
@@ -37,12 +40,31 @@ const ROW_VERSION: u32 = 1;
 pub struct TemplateConfig {
     /// Builds at work at the same time; others wait their turn.
     pub max_concurrent_builds: usize,
+    /// Longest time of one, from its turn on.
+    #[serde(rename = "timeout_secs", deserialize_with = "secs")]
+    pub timeout: Duration,
+    /// Disks after steps that are kept for later builds. 0: none.
+    pub max_cached_steps: usize,
+    /// Longest archive that a client may send for a step, in MiB.
+    pub max_upload_mb: u64,
+    /// Most that all archives may have, in MiB; the oldest go.
+    pub max_uploads_mb: u64,
 }
 
 impl Default for TemplateConfig {
     fn default() -> Self {
-        Self { max_concurrent_builds: 4 }
+        Self {
+            max_concurrent_builds: 4,
+            timeout: Duration::from_secs(3600),
+            max_cached_steps: 128,
+            max_upload_mb: 2048,
+            max_uploads_mb: 16 << 10,
+        }
     }
+}
+
+fn secs<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    u64::deserialize(deserializer).map(Duration::from_secs)
 }
 
 /// What the registry is made of.
@@ -56,8 +78,11 @@ pub struct Parts {
     pub importer: Arc<dyn ImportImage>,
     /// Has the captures of builds and snapshots.
     pub captures: CaptureStore,
-    /// Boots what sandboxes go on from. `None`: every sandbox boots.
-    pub warm: Option<Arc<dyn Warm>>,
+    /// Where archives of clients are kept.
+    pub uploads_dir: PathBuf,
+    /// Has machines to build in, and boots what sandboxes go on from. `None`: every sandbox boots, and nothing can be built
+    /// on an image.
+    pub workshop: Option<Arc<dyn Workshop>>,
     /// What nodes share. `None`: all is this node's alone.
     pub shared: Option<Shared>,
 }
@@ -71,31 +96,34 @@ pub struct Templates {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) parts: Parts,
-    rows: Table<TemplateRecord>,
+    pub(crate) rows: Table<TemplateRecord>,
+    pub(crate) points: Points,
+    pub(crate) uploads: Uploads,
     pub(crate) snapshot_rows: Table<SnapshotRecord>,
     /// Serialises changes: each is decided on the current records, made durable, then shown.
     pub(crate) writer: tokio::sync::Mutex<()>,
     state: Mutex<State>,
-    permits: Semaphore,
-    scope: TaskScope,
+    pub(crate) permits: Semaphore,
+    pub(crate) scope: TaskScope,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    records: HashMap<TemplateId, TemplateRecord>,
+    pub(crate) records: HashMap<TemplateId, TemplateRecord>,
     pub(crate) snapshots: HashMap<TemplateId, Kept>,
     /// Of ready builds.
-    captures: HashMap<BuildId, Capture>,
+    pub(crate) captures: HashMap<BuildId, Capture>,
     at_work: HashMap<BuildId, AtWork>,
     leases: HashMap<BuildId, RootfsLease>,
     pub(crate) adopted: Adopted,
 }
 
 #[derive(Debug, Clone)]
-struct AtWork {
-    log: Arc<BuildLog>,
-    cancel: CancellationToken,
-    ended: CancellationToken,
+pub(crate) struct AtWork {
+    pub(crate) log: Arc<BuildLog>,
+    /// Ends it, as soon as what it has made is put away.
+    pub(crate) cancel: CancellationToken,
+    pub(crate) ended: CancellationToken,
 }
 
 /// What sandboxes can start from: a template, or a snapshot.
@@ -111,8 +139,10 @@ pub struct ReadyTemplate {
     pub image: Option<ReadyImageFiles>,
     /// Machine of sandboxes from it.
     pub shape: MachineShape,
-    /// The image's own settings.
+    /// What processes get that name nothing else: the image's own settings, and what steps have made of them.
     pub config: ImageConfig,
+    /// What builds on it inherit beside that.
+    pub recipe: Option<Recipe>,
 }
 
 /// A root file system to boot.
@@ -135,6 +165,12 @@ pub enum NameProblem {
     /// A character outside the alphabet.
     #[error("template name {0:?} may hold only letters, digits, '-' and '_'")]
     Characters(String),
+    /// No tag.
+    #[error("tag {0:?} must have 1 to {NAME_LIMIT} letters, digits, '-', '_' and '.'")]
+    Tag(String),
+    /// What nodes share has the default tag only.
+    #[error("templates in a repository that nodes share have no tag but '{DEFAULT_TAG}' in this version")]
+    Shared,
 }
 
 /// Why a template was not created.
@@ -205,6 +241,17 @@ pub enum DeleteTemplateError {
     Repository(#[from] RepositoryError),
 }
 
+/// Why there are no templates.
+#[derive(Debug, thiserror::Error)]
+pub enum StartTemplatesError {
+    /// The node store.
+    #[error("read the templates")]
+    Store(#[from] StoreError),
+    /// The directory of uploads.
+    #[error("open the directory of files for builds")]
+    Uploads(#[source] std::io::Error),
+}
+
 /// Version of the snapshot rows.
 pub(crate) const SNAPSHOT_VERSION: u32 = 1;
 
@@ -223,18 +270,23 @@ pub fn captures(store: &Store) -> Result<Option<BTreeSet<CaptureId>>, StoreError
         let Row::Known(record) = row else { return Ok(None) };
         needed.insert(record.capture);
     }
+    for (_, row) in point_rows(store).list_blocking()? {
+        let Row::Known(point) = row else { return Ok(None) };
+        needed.insert(point.capture);
+    }
     Ok(Some(needed))
 }
 
 impl Templates {
     /// Reads the records; builds that a former server left unfinished become errors, files without a record go.
-    pub async fn start(parts: Parts, store: &Store) -> Result<Self, StoreError> {
+    pub async fn start(parts: Parts, store: &Store) -> Result<Self, StartTemplatesError> {
         let rows: Table<TemplateRecord> = store.table("templates", ROW_VERSION);
         let (mut records, mut unfinished) = (HashMap::new(), Vec::new());
         let mut all_known = true;
         for (key, row) in rows.list_blocking()? {
             match row {
                 Row::Known(mut record) => {
+                    record.tag_if_untagged();
                     let failed = fail_unfinished(&mut record);
                     if !failed.is_empty() {
                         rows.put_blocking(&key, &record)?;
@@ -253,11 +305,11 @@ impl Templates {
         if all_known {
             // With unknown records we cannot tell garbage from theirs.
             sweep(&parts.dir, &records);
-            let ready = records.values().filter_map(|record| record.ready().map(|build| build.id.to_string()));
+            let ready = records.values().flat_map(|record| record.ready_builds().map(|build| build.id.to_string()));
             parts.importer.release_all_but(ready.collect());
         }
         let mut captures = HashMap::new();
-        for build in records.values().filter_map(TemplateRecord::ready) {
+        for build in records.values().flat_map(TemplateRecord::ready_builds) {
             let BuildState::Ready { capture: Some(id), .. } = &build.state else { continue };
             match parts.captures.find(*id).await {
                 Ok(capture) => _ = captures.insert(build.id, capture),
@@ -266,11 +318,16 @@ impl Templates {
         }
         let snapshot_rows = snapshot_rows(store);
         let snapshots = crate::snapshots::load(&snapshot_rows, &parts.captures).await?;
+        let points = Points::load(store, &parts.captures, parts.config.max_cached_steps).await?;
+        let TemplateConfig { max_upload_mb, max_uploads_mb, .. } = parts.config;
+        let uploads = Uploads::open(parts.uploads_dir.clone(), Bytes::mib(max_upload_mb), Bytes::mib(max_uploads_mb));
+        let uploads = uploads.map_err(StartTemplatesError::Uploads)?;
         let permits = Semaphore::new(parts.config.max_concurrent_builds.max(1));
         let state = Mutex::new(State { records, captures, snapshots, ..State::default() });
         let scope = TaskScope::new("template builds");
         let writer = tokio::sync::Mutex::new(());
-        let templates = Self { inner: Arc::new(Inner { parts, rows, snapshot_rows, writer, state, permits, scope }) };
+        let inner = Inner { parts, rows, points, uploads, snapshot_rows, writer, state, permits, scope };
+        let templates = Self { inner: Arc::new(inner) };
         if templates.shared().is_some() {
             // Nobody waits for it: the repository may be out of reach.
             let (catching_up, stop) = (templates.clone(), templates.inner.scope.token());
@@ -291,23 +348,33 @@ impl Templates {
         }
     }
 
-    /// A fresh build for `name`, waiting to be started. The template is made if the name is new.
+    /// A fresh build for `name`, or `name:tag`, waiting to be started. The template is made if the name is new. Once the build
+    /// is ready, its tags stand for it: that of the name and `tags`, or the default one.
     ///
     /// Cancel safety: if dropped, it is made all the same.
     pub async fn create(
         &self,
         name: &str,
+        tags: &[String],
         shape: MachineShape,
     ) -> Result<(TemplateRecord, BuildId), CreateTemplateError> {
+        let (name, tag) = split_tag(name);
         check_name(name)?;
+        let tags: BTreeSet<String> = tags.iter().map(String::as_str).chain(tag).map(str::to_owned).collect();
+        let mut tags: Vec<_> = tags.into_iter().collect();
+        tags.iter().try_for_each(|tag| check_tag(tag))?;
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned());
+        }
         let (templates, name) = (self.clone(), name.to_owned());
-        let create = async move { templates.create_now(&name, shape).await };
+        let create = async move { templates.create_now(&name, tags, shape).await };
         self.detached(create).await.unwrap_or(Err(StoreError::Closed.into()))
     }
 
     async fn create_now(
         &self,
         name: &str,
+        tags: Vec<String>,
         shape: MachineShape,
     ) -> Result<(TemplateRecord, BuildId), CreateTemplateError> {
         let taken = || CreateTemplateError::Taken(name.to_owned());
@@ -315,6 +382,9 @@ impl Templates {
             return Err(taken());
         }
         let own = || self.known(name).filter(|known| !known.shared);
+        if self.shared().is_some() && own().is_none() && tags != [DEFAULT_TAG] {
+            return Err(NameProblem::Shared.into());
+        }
         // Not under the lock: the repository may be slow, and decides races itself.
         let announced = match self.shared().filter(|_| own().is_none()) {
             None => None,
@@ -334,6 +404,8 @@ impl Templates {
             created_at,
             updated_at: now,
             builds: Vec::new(),
+            tags: BTreeMap::new(),
+            public: false,
             shared,
         };
         let (mut record, build_id) = match (announced, own()) {
@@ -355,6 +427,7 @@ impl Templates {
             shape,
             state: BuildState::Waiting,
             logs: Vec::new(),
+            tags,
         });
         record.updated_at = now;
         self.save(record.clone()).await?;
@@ -414,11 +487,7 @@ impl Templates {
         entry.updated_at = Timestamp::now();
         let template_id = record.id;
         self.save(record).await?;
-        let work = AtWork {
-            log: Arc::default(),
-            cancel: self.inner.scope.token().child_token(),
-            ended: CancellationToken::new(),
-        };
+        let work = at_work(&self.inner.scope.token());
         self.state().at_work.insert(build_id, work.clone());
         let templates = self.clone();
         self.inner.scope.spawn(format!("build {build_id}"), async move {
@@ -429,105 +498,7 @@ impl Templates {
         Ok(())
     }
 
-    async fn build_to_end(&self, template: TemplateId, build: BuildId, request: &BuildRequest, work: &AtWork) {
-        let dir = self.build_dir(template, build);
-        let state = tokio::select! {
-            permit = self.inner.permits.acquire() => {
-                let _permit = permit;
-                match std::fs::create_dir_all(&dir) {
-                    Err(error) => BuildState::Error {
-                        message: format!("the node cannot keep the template: {error}"),
-                        step: FailedAt::Finalize,
-                    },
-                    Ok(()) => {
-                        let (importer, target) = (self.inner.parts.importer.as_ref(), (&*rootfs(&dir), &*build.to_string()));
-                        let imported = run(importer, request, target, &work.log, work.cancel.clone()).await;
-                        self.warm(template, build, imported, work).await
-                    }
-                }
-            }
-            () = work.cancel.cancelled() => BuildState::Error {
-                message: "the build was cancelled".to_owned(),
-                step: FailedAt::Base,
-            },
-        };
-        if let Err(error) = self.finish(template, build, state, work.log.entries()).await {
-            warn!(build_id = %build, %error, "could not record the end of a build");
-        }
-    }
-
-    /// Boots the machine that sandboxes of a build go on from.
-    async fn warm(&self, template: TemplateId, build: BuildId, imported: BuildState, work: &AtWork) -> BuildState {
-        let Some(warm) = &self.inner.parts.warm else { return imported };
-        let BuildState::Ready { image, digest, config, disk_size, .. } = imported else { return imported };
-        let shape = match self.state().records.get(&template).and_then(|record| record.build(build)) {
-            Some(build) => build.shape,
-            None => return BuildState::Ready { image, digest, config, disk_size, capture: None }, // deleted meanwhile
-        };
-        let begun = Instant::now();
-        work.log.add(LogLevel::Info, "Booting a machine on it, for sandboxes to go on from");
-        let lease = self.lease(template, build);
-        let ready = ReadyTemplate {
-            id: template,
-            name: None,
-            capture: None,
-            image: Some(ReadyImageFiles { rootfs: lease.rootfs(), lease, disk_size }),
-            shape,
-            config: config.clone(),
-        };
-        let warmed = tokio::select! {
-            warmed = warm.warm(&ready) => warmed,
-            () = work.cancel.cancelled() => Err("the build was cancelled".to_owned()),
-        };
-        match warmed {
-            Ok(capture) => {
-                let took = begun.elapsed().as_secs_f64();
-                if let Err(message) = self.share(template, build, &capture, &config, work).await {
-                    capture.doom();
-                    work.log.add(LogLevel::Error, format!("Build failed: {message}"));
-                    return BuildState::Error { message, step: FailedAt::Finalize };
-                }
-                work.log.add(LogLevel::Info, format!("Build finished, the machine took {took:.1}s"));
-                let id = capture.id();
-                self.state().captures.insert(build, capture);
-                BuildState::Ready { image, digest, config, disk_size, capture: Some(id) }
-            }
-            Err(message) => {
-                work.log.add(LogLevel::Error, format!("Build failed: {message}"));
-                BuildState::Error { message, step: FailedAt::Finalize }
-            }
-        }
-    }
-
-    /// Shows the capture of a build to other nodes. The error is for the user.
-    async fn share(
-        &self,
-        template: TemplateId,
-        build: BuildId,
-        capture: &Capture,
-        config: &ImageConfig,
-        work: &AtWork,
-    ) -> Result<(), String> {
-        let is_shared = self.state().records.get(&template).is_some_and(|record| record.shared);
-        let Some(shared) = self.shared().filter(|_| is_shared) else { return Ok(()) };
-        work.log.add(LogLevel::Info, "Publishing it to other nodes");
-        let published = tokio::select! {
-            published = self.publish_build(template, build, capture, config) => published,
-            () = work.cancel.cancelled() => return Err("the build was cancelled".to_owned()),
-        };
-        published.map_err(|problem| {
-            warn!(template_id = %template, build_id = %build, error = ?problem, "a build could not be published");
-            match problem {
-                PublishError::Repository(RepositoryError::Deleted(_)) => "the template was deleted".to_owned(),
-                PublishError::Repository(error) => {
-                    format!("it could not be published to {}: {}", shared.repository.name(), error.report())
-                }
-                PublishError::Capture(error) => format!("what was captured could not be published: {error}"),
-            }
-        })
-    }
-
-    async fn finish(
+    pub(crate) async fn finish(
         &self,
         template: TemplateId,
         build: BuildId,
@@ -545,31 +516,33 @@ impl Templates {
             return Ok(());
         };
         let ready = matches!(state, BuildState::Ready { .. });
+        let needs_image = matches!(state, BuildState::Ready { recipe: None, .. });
         info!(template_id = %template, build_id = %build, ready, "template build ended");
         let now = Timestamp::now();
+        let mut tags = Vec::new();
         if let Some(entry) = record.builds.iter_mut().find(|entry| entry.id == build) {
             entry.state = state;
             entry.updated_at = now;
             entry.logs = logs;
+            tags.clone_from(&entry.tags);
+        }
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned()); // announced by an older version
         }
         record.updated_at = now;
-        // A newer success takes the place of older ones; sandboxes that run from them have disks of their own.
-        let mut replaced = Vec::new();
         if ready {
-            record.builds.retain(|entry| {
-                let older = entry.id != build && matches!(entry.state, BuildState::Ready { .. });
-                if older {
-                    replaced.push(entry.id);
-                }
-                !older
-            });
+            record.assign(&tags, build, now);
         }
+        // Those that have lost their last tag: sandboxes that run from them have disks of their own.
+        let replaced = record.drop_untagged();
         self.save(record).await?;
         for old in replaced {
             self.retire(template, old);
         }
         if !ready {
             self.retire(template, build);
+        } else if !needs_image {
+            self.lease(template, build).doom(); // the capture has all of it
         }
         Ok(())
     }
@@ -610,26 +583,36 @@ impl Templates {
         if let Some(kept) = crate::snapshots::find(snapshots, reference) {
             return Ok(kept.ready());
         }
-        let record = find(records, reference).ok_or_else(|| ResolveError::NotFound(reference.to_owned()))?;
+        let (name, tag) = split_tag(reference);
+        let missing = || ResolveError::NotFound(reference.to_owned());
         let not_ready = || ResolveError::NotReady(reference.to_owned());
-        let build = record.ready().ok_or_else(not_ready)?;
-        let BuildState::Ready { config, disk_size, .. } = &build.state else { return Err(not_ready()) };
-        // Taken under the lock that retiring needs: a build found ready here keeps its files.
-        let lease = leases.entry(build.id).or_insert_with(|| self.lease(record.id, build.id));
+        let record = find(records, name).ok_or_else(missing)?;
+        let build = match (record.tagged(tag.unwrap_or(DEFAULT_TAG)), tag) {
+            (Some(build), _) => build,
+            (None, None) if record.tags.is_empty() => return Err(not_ready()),
+            (None, _) => return Err(missing()),
+        };
+        let BuildState::Ready { config, disk_size, recipe, .. } = &build.state else { return Err(not_ready()) };
+        let image = recipe.is_none().then(|| {
+            // Taken under the lock that retiring needs: a build found ready here keeps its files.
+            let lease = leases.entry(build.id).or_insert_with(|| self.lease(record.id, build.id));
+            ReadyImageFiles { rootfs: lease.rootfs(), lease: lease.clone(), disk_size: *disk_size }
+        });
         Ok(ReadyTemplate {
             id: record.id,
             name: Some(record.name.clone()),
             capture: captures.get(&build.id).cloned(),
-            image: Some(ReadyImageFiles { rootfs: lease.rootfs(), lease: lease.clone(), disk_size: *disk_size }),
+            image,
             shape: build.shape,
             config: config.clone(),
+            recipe: recipe.clone(),
         })
     }
 
     /// An image without a template, ready for a sandbox: its files go with the lease.
     ///
     /// Cancel safety: if dropped, nothing is left.
-    pub async fn import(&self, request: &BuildRequest) -> Result<ReadyImage, ImageProblem> {
+    pub async fn import(&self, request: &ImageRequest) -> Result<ReadyImage, ImageProblem> {
         let parts = &self.inner.parts;
         let _permit = self.inner.permits.acquire().await;
         let owner = format!("image-{}", BuildId::new());
@@ -665,8 +648,14 @@ impl Templates {
         Ok(())
     }
 
+    /// Archives that clients send for their builds.
+    #[must_use]
+    pub fn uploads(&self) -> &Uploads {
+        &self.inner.uploads
+    }
+
     /// Removes a build's files, or leaves that to the last lease on them.
-    fn retire(&self, template: TemplateId, build: BuildId) {
+    pub(crate) fn retire(&self, template: TemplateId, build: BuildId) {
         let (known, capture) = {
             let mut state = self.state();
             (state.leases.remove(&build), state.captures.remove(&build))
@@ -678,7 +667,7 @@ impl Templates {
         lease.doom();
     }
 
-    fn lease(&self, template: TemplateId, build: BuildId) -> RootfsLease {
+    pub(crate) fn lease(&self, template: TemplateId, build: BuildId) -> RootfsLease {
         RootfsLease::new(self.build_dir(template, build), build, &self.inner.parts.importer)
     }
 
@@ -687,7 +676,7 @@ impl Templates {
         self.inner.scope.close(patience).await
     }
 
-    async fn save(&self, record: TemplateRecord) -> Result<(), StoreError> {
+    pub(crate) async fn save(&self, record: TemplateRecord) -> Result<(), StoreError> {
         self.inner.rows.put(record.id.to_string(), record.clone()).await?;
         self.state().records.insert(record.id, record);
         Ok(())
@@ -698,7 +687,7 @@ impl Templates {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn build_dir(&self, template: TemplateId, build: BuildId) -> PathBuf {
+    pub(crate) fn build_dir(&self, template: TemplateId, build: BuildId) -> PathBuf {
         self.inner.parts.dir.join(template.to_string()).join(build.to_string())
     }
 }
@@ -709,6 +698,20 @@ fn find<'a>(records: &'a HashMap<TemplateId, TemplateRecord>, reference: &str) -
     let by_id = reference.parse().ok().and_then(|id: TemplateId| records.get(&id));
     let named = || records.values().filter(|record| record.name == reference);
     by_id.or_else(|| named().max_by_key(|record| (record.ready().is_some(), std::cmp::Reverse(record.id))))
+}
+
+/// A reference without its tag, and the tag.
+pub(crate) fn split_tag(reference: &str) -> (&str, Option<&str>) {
+    match reference.split_once(':') {
+        Some((name, tag)) => (name, Some(tag)),
+        None => (reference, None),
+    }
+}
+
+pub(crate) fn check_tag(tag: &str) -> Result<(), NameProblem> {
+    let fits = (1..=NAME_LIMIT).contains(&tag.len())
+        && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+    if fits { Ok(()) } else { Err(NameProblem::Tag(tag.to_owned())) }
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), NameProblem> {
@@ -728,8 +731,10 @@ fn fail_unfinished(record: &mut TemplateRecord) -> Vec<(BuildId, BuildState)> {
         if build.state == BuildState::Building {
             let message = "the server was restarted during the build; start it again".to_owned();
             let timestamp = Timestamp::now();
-            build.logs.push(LogEntry { timestamp, level: LogLevel::Error, message: message.clone() });
-            build.state = BuildState::Error { message, step: FailedAt::Base };
+            let stage = BuildStage::Base;
+            let entry = LogEntry { timestamp, level: LogLevel::Error, message: message.clone(), stage };
+            build.logs.push(entry);
+            build.state = BuildState::Error { message, step: stage };
             build.updated_at = timestamp;
             failed.push((build.id, build.state.clone()));
         }
@@ -751,9 +756,9 @@ fn sweep(dir: &Path, records: &HashMap<TemplateId, TemplateRecord>) {
         match name.parse::<TemplateId>().ok().and_then(|id| records.get(&id)) {
             None => remove_dir(&path),
             Some(record) => {
-                let ready = record.ready().map(|build| build.id.to_string());
+                let ready: BTreeSet<_> = record.ready_builds().map(|build| build.id.to_string()).collect();
                 for (path, name) in names(&path) {
-                    if Some(&name) != ready.as_ref() {
+                    if !ready.contains(&name) {
                         remove_dir(&path);
                     }
                 }

@@ -14,7 +14,7 @@ use aenv_snapshot::test_support::FakeBacking;
 use aenv_template::{
     BuildState, ImportImage, LogLevel, Parts, ReadyTemplate, ResolveError, StartBuildError, TemplateConfig, Templates,
 };
-use support::{FakeImporter, PATIENCE, SHAPE, request};
+use support::{FakeImporter, PATIENCE, SHAPE, image, request};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -31,7 +31,7 @@ impl Bench {
     }
 
     async fn build(&self, name: &str, image: &str) -> BuildId {
-        let (record, build) = self.templates.create(name, SHAPE).await.unwrap();
+        let (record, build) = self.templates.create(name, &[], SHAPE).await.unwrap();
         self.templates.start_build(&record.id.to_string(), &build.to_string(), request(image)).await.unwrap();
         build
     }
@@ -66,7 +66,8 @@ async fn open(dir: &Path, importer: &Arc<FakeImporter>) -> Templates {
         dir: dir.join("templates"),
         importer: Arc::clone(importer) as Arc<dyn ImportImage>,
         captures: CaptureStore::open(&dir.join("captures"), Arc::new(FakeBacking::new(dir))).unwrap(),
-        warm: None,
+        uploads_dir: dir.join("uploads"),
+        workshop: None,
         shared: None,
     };
     Templates::start(parts, &store).await.unwrap()
@@ -90,9 +91,9 @@ async fn a_built_template_resolves_by_name_and_id() {
 #[tokio::test]
 async fn a_first_builds_id_is_its_templates() {
     let bench = Bench::new().await;
-    let (record, build) = bench.templates.create("base", SHAPE).await.unwrap();
+    let (record, build) = bench.templates.create("base", &[], SHAPE).await.unwrap();
     assert_eq!(build.uuid(), record.id.uuid());
-    let (again, second) = bench.templates.create("base", SHAPE).await.unwrap();
+    let (again, second) = bench.templates.create("base", &[], SHAPE).await.unwrap();
     assert_eq!(again.id, record.id);
     assert_ne!(second, build);
 }
@@ -131,11 +132,11 @@ async fn a_rebuild_replaces_the_old_files_only_when_it_succeeds() {
 #[tokio::test]
 async fn an_image_without_a_template_goes_with_its_lease() {
     let bench = Bench::new().await;
-    let image = bench.templates.import(&request("one")).await.unwrap();
-    assert!(image.rootfs.is_file());
+    let imported = bench.templates.import(&image("one")).await.unwrap();
+    assert!(imported.rootfs.is_file());
     assert_eq!(bench.importer.kept.lock().unwrap().len(), 1);
-    drop(image);
-    assert!(bench.templates.import(&request("bad")).await.is_err());
+    drop(imported);
+    assert!(bench.templates.import(&image("bad")).await.is_err());
     assert_eq!(bench.files(), Vec::<PathBuf>::new());
     assert!(bench.importer.kept.lock().unwrap().is_empty());
     assert_eq!(std::fs::read_dir(bench.dir.path().join("templates")).unwrap().count(), 0);
@@ -209,10 +210,11 @@ async fn a_restart_keeps_what_is_ready_fails_what_was_at_work_and_sweeps_the_res
 async fn a_change_whose_client_hangs_up_is_whole() {
     let bench = Bench::new().await;
     for _ in 0..50 {
-        let hung_up = tokio::time::timeout(Duration::from_micros(200), bench.templates.create("base", SHAPE)).await;
+        let hung_up =
+            tokio::time::timeout(Duration::from_micros(200), bench.templates.create("base", &[], SHAPE)).await;
         drop(hung_up);
     }
-    let (record, _) = bench.templates.create("base", SHAPE).await.unwrap();
+    let (record, _) = bench.templates.create("base", &[], SHAPE).await.unwrap();
     bench.templates.close(PATIENCE).await.unwrap();
     let Bench { dir, importer, templates } = bench;
     drop(templates);
@@ -225,6 +227,6 @@ async fn a_change_whose_client_hangs_up_is_whole() {
 async fn names_that_no_template_can_have_are_refused() {
     let bench = Bench::new().await;
     for name in ["", "a b", "a/b", &"x".repeat(129)] {
-        assert!(bench.templates.create(name, SHAPE).await.is_err(), "{name:?}");
+        assert!(bench.templates.create(name, &[], SHAPE).await.is_err(), "{name:?}");
     }
 }

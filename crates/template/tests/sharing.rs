@@ -9,56 +9,24 @@ use std::time::Duration;
 
 use aenv_durable::Store;
 use aenv_image::ImageConfig;
-use aenv_model::{Bytes, CaptureId, SandboxId};
+use aenv_model::{Bytes, SandboxId};
 use aenv_objects::test_support::FaultyStore;
 use aenv_objects::{LocalStore, ObjectStore};
 use aenv_repository::{ArtifactCache, Clock, Options, Repository, RepositoryErrorKind};
+use aenv_snapshot::CaptureStore;
 use aenv_snapshot::test_support::FakeBacking;
-use aenv_snapshot::{Capture, CaptureStore};
 use aenv_template::{
-    AddSnapshotError, BuildState, CreateTemplateError, DeleteTemplateError, FailedAt, ImportImage, LogLevel, Parts,
-    PublishError, ReadyTemplate, ResolveError, Shared, StartBuildError, TemplateConfig, Templates, Warm,
+    AddSnapshotError, Base, BuildRequest, BuildStage, BuildState, CreateTemplateError, DeleteTemplateError,
+    ImportImage, LogLevel, NameProblem, Parts, PublishError, ResolveError, Shared, StartBuildError, Step,
+    TemplateConfig, Templates,
 };
-use async_trait::async_trait;
-use support::{FakeImporter, PATIENCE, SHAPE, request};
-
-/// Makes captures of a few bytes.
-#[derive(Debug, Clone)]
-struct FakeWarm {
-    captures: CaptureStore,
-    dir: PathBuf,
-}
-
-impl FakeWarm {
-    async fn capture(&self, text: &str) -> Capture {
-        let manifest = serde_json::json!({
-            "version": 1, "id": CaptureId::new(), "captured_at": jiff::Timestamp::now(), "shape": SHAPE,
-            "disk_size": 1 << 30, "image_layers": 1, "machine": null,
-        });
-        let disk = r#"{"lowers": [{"file": "disk-000.commit"}]}"#;
-        let files = [("capture.json", &*manifest.to_string()), ("disk.json", disk), ("disk-000.commit", text)];
-        let write = |(name, text): (&str, &str)| {
-            let path = self.dir.join(format!("{name}-{}", CaptureId::new()));
-            std::fs::write(&path, text).unwrap();
-            (name.to_owned(), path)
-        };
-        self.captures.adopt(files.into_iter().map(write).collect()).await.unwrap()
-    }
-}
-
-#[async_trait]
-impl Warm for FakeWarm {
-    async fn warm(&self, template: &ReadyTemplate) -> Result<Capture, String> {
-        let image = std::fs::read_to_string(&template.image.as_ref().unwrap().rootfs).unwrap();
-        Ok(self.capture(image.trim_end_matches(":latest")).await)
-    }
-}
+use support::{FakeImporter, FakeWorkshop, PATIENCE, SHAPE, request, text_of};
 
 struct Node {
     dir: PathBuf,
     templates: Templates,
     captures: CaptureStore,
-    warm: FakeWarm,
+    workshop: FakeWorkshop,
     /// Its store fails.
     cut: Arc<AtomicBool>,
 }
@@ -68,7 +36,7 @@ impl Node {
         let dir = dir.join(name);
         std::fs::create_dir_all(&dir).unwrap();
         let captures = CaptureStore::open(&dir.join("captures"), Arc::new(FakeBacking::new(&dir))).unwrap();
-        let warm = FakeWarm { captures: captures.clone(), dir: dir.clone() };
+        let workshop = FakeWorkshop::new(captures.clone(), &dir);
         let cut = Arc::new(AtomicBool::new(false));
         let folder = Arc::new(LocalStore::open(dir.parent().unwrap().join("shared")).unwrap());
         let is_cut = Arc::clone(&cut);
@@ -82,17 +50,22 @@ impl Node {
             dir: dir.join("templates"),
             importer: Arc::new(FakeImporter::default()) as Arc<dyn ImportImage>,
             captures: captures.clone(),
-            warm: Some(Arc::new(warm.clone())),
+            uploads_dir: dir.join("uploads"),
+            workshop: Some(Arc::new(workshop.clone())),
             shared: Some(shared),
         };
         let store = Store::open(&dir.join("node.redb")).unwrap();
-        Self { templates: Templates::start(parts, &store).await.unwrap(), captures, dir, warm, cut }
+        Self { templates: Templates::start(parts, &store).await.unwrap(), captures, dir, workshop, cut }
     }
 
     async fn start_build(&self, name: &str, image: &str) -> String {
-        let (record, build) = self.templates.create(name, SHAPE).await.unwrap();
+        self.start_build_of(name, request(image)).await
+    }
+
+    async fn start_build_of(&self, name: &str, request: BuildRequest) -> String {
+        let (record, build) = self.templates.create(name, &[], SHAPE).await.unwrap();
         let build = build.to_string();
-        self.templates.start_build(&record.id.to_string(), &build, request(image)).await.unwrap();
+        self.templates.start_build(&record.id.to_string(), &build, request).await.unwrap();
         build
     }
 
@@ -113,7 +86,11 @@ impl Node {
     }
 
     async fn build(&self, name: &str, image: &str) {
-        let build = self.start_build(name, image).await;
+        self.build_of(name, request(image)).await;
+    }
+
+    async fn build_of(&self, name: &str, request: BuildRequest) {
+        let build = self.start_build_of(name, request).await;
         let state = self.ended(name, &build).await;
         assert!(matches!(state, BuildState::Ready { .. }), "{state:?}");
     }
@@ -123,7 +100,7 @@ impl Node {
         name: Option<&str>,
         text: &str,
     ) -> Result<aenv_template::SnapshotRecord, AddSnapshotError> {
-        let capture = self.warm.capture(text).await;
+        let capture = self.workshop.capture(text).await;
         let name = name.map(str::to_owned);
         self.templates.add_snapshot(SandboxId::new(), name, ImageConfig::default(), capture).await
     }
@@ -131,7 +108,7 @@ impl Node {
     /// What sandboxes from `reference` would have on their disk.
     async fn content(&self, reference: &str) -> Result<String, ResolveError> {
         let ready = self.templates.resolve(reference).await?;
-        Ok(std::fs::read_to_string(ready.capture.expect("a capture").dir().join("disk-000.commit")).unwrap())
+        Ok(text_of(&ready.capture.expect("a capture")))
     }
 
     fn captures(&self) -> usize {
@@ -184,7 +161,7 @@ async fn a_template_of_one_node_is_the_others_too() {
 async fn a_build_that_one_node_announces_the_other_may_do() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = two(dir.path()).await;
-    let (record, build) = a.templates.create("base", SHAPE).await.unwrap();
+    let (record, build) = a.templates.create("base", &[], SHAPE).await.unwrap();
     let (template, build) = (record.id.to_string(), build.to_string());
     assert_eq!(b.state("base", &build).await, BuildState::Waiting);
     // One of many who are asked to start it does.
@@ -206,9 +183,36 @@ async fn a_build_that_one_node_announces_the_other_may_do() {
     let failed = b.start_build("base", "bad").await;
     for node in [&b, &a] {
         let state = node.ended("base", &failed).await;
-        assert!(matches!(&state, BuildState::Error { step: FailedAt::Base, .. }), "{state:?}");
+        assert!(matches!(&state, BuildState::Error { step: BuildStage::Base, .. }), "{state:?}");
         assert_eq!(node.content("base").await.unwrap(), "one", "what there was stays");
     }
+}
+
+#[tokio::test]
+async fn what_was_built_in_steps_can_be_built_on_by_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = two(dir.path()).await;
+    let step = |kind: &str, args: &[&str]| {
+        let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Step::new(kind, &args, None, false).unwrap()
+    };
+    let steps = vec![step("ENV", &["A", "1"]), step("USER", &["worker"]), step("RUN", &["a"])];
+    a.build_of(
+        "base",
+        BuildRequest { steps, start: Some("serve".to_owned()), ready: Some("check".to_owned()), ..request("one") },
+    )
+    .await;
+    // What runs from the start writes to these disks, too.
+    assert_eq!(b.content("base:default").await.unwrap(), "one + a + serve + check");
+    let base = Base::Template("base".to_owned());
+    b.build_of("derived", BuildRequest { base, steps: vec![step("RUN", &["b"])], ..request("unused") }).await;
+    assert_eq!(a.content("derived").await.unwrap(), "one + a + serve + check + b + serve + check");
+    let ran = b.workshop.ran();
+    assert_eq!(ran[0], "worker@~: A=1 b");
+    assert!(ran.contains(&"worker@~: A=1 serve".to_owned()), "{ran:?}");
+    let tagged = a.templates.create("base", &["v1".to_owned()], SHAPE).await;
+    assert!(matches!(tagged, Err(CreateTemplateError::Name(NameProblem::Shared))), "{tagged:?}");
+    assert!(is_gone(b.content("base:v1").await));
 }
 
 #[tokio::test]
@@ -223,7 +227,7 @@ async fn a_snapshot_of_one_node_is_the_others_too() {
         assert!(node.templates.list().await.unwrap().is_empty());
         let taken = node.snapshot(Some("prepared"), "other").await;
         assert!(matches!(taken, Err(AddSnapshotError::Taken(_))), "{taken:?}");
-        let taken = node.templates.create("prepared", SHAPE).await;
+        let taken = node.templates.create("prepared", &[], SHAPE).await;
         assert!(matches!(taken, Err(CreateTemplateError::Taken(_))), "{taken:?}");
     }
     // After a restart, the node that took it still has it, and the other fetches it again.
@@ -274,7 +278,7 @@ async fn a_repository_out_of_reach_is_told_and_own_ones_go_on() {
     let unavailable = |error: &aenv_repository::RepositoryError| error.kind() == RepositoryErrorKind::Unavailable;
     assert!(matches!(b.content("prepared").await, Err(ResolveError::Repository(error)) if unavailable(&error)));
     assert!(unavailable(&a.templates.list().await.unwrap_err()));
-    let created = a.templates.create("new", SHAPE).await;
+    let created = a.templates.create("new", &[], SHAPE).await;
     assert!(matches!(created, Err(CreateTemplateError::Repository(error)) if unavailable(&error)));
     let added = a.snapshot(None, "memory").await;
     assert!(matches!(added, Err(AddSnapshotError::Publish(PublishError::Repository(error))) if unavailable(&error)));

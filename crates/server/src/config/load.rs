@@ -103,7 +103,11 @@ const KEYS: &[&str] = &[
     "snapshot.publish_compression.workers",
     "snapshot.repository_backend",
     "snapshot.sweep_interval_secs",
+    "template_build.max_cached_steps",
     "template_build.max_concurrent_builds",
+    "template_build.max_upload_mb",
+    "template_build.max_uploads_mb",
+    "template_build.timeout_secs",
     "ublk.daemon_binary_path",
     "ublk.daemon_log_path",
     "ublk.daemon_metrics_listen_addr",
@@ -211,6 +215,9 @@ fn check(config: &mut Config) -> Result<(), (&'static str, String)> {
     }
     if config.machine.mem_size_mib < 128 {
         return Err(("machine.mem_size_mib", "expected at least 128 (MiB)".to_owned()));
+    }
+    if config.template_build.timeout.is_zero() {
+        return Err(("template_build.timeout_secs", "expected at least 1".to_owned()));
     }
     if config.pool.low_watermark > config.pool.high_watermark {
         return Err((

@@ -7,7 +7,7 @@ use aenv_api::NewColdSandbox;
 use aenv_image::ImageReference;
 use aenv_model::{Bytes, TemplateId};
 use aenv_orchestrator::{Image, Keep, NewSandbox, SandboxSpec, Source};
-use aenv_template::BuildRequest;
+use aenv_template::ImageRequest;
 use axum::extract::State;
 use axum::response::Response;
 
@@ -41,7 +41,7 @@ pub(super) async fn create(
     }
     let reference: ImageReference =
         request.image.parse().map_err(|error| ApiError::bad_request(format!("invalid field image: {error}")))?;
-    let build = BuildRequest { image: request.image, reference, credentials: None };
+    let build = ImageRequest { image: request.image, reference, credentials: None };
     let image = app.templates.import(&build).await?;
     let spec = SandboxSpec {
         template: TemplateId::new(), // of its own: no other sandbox comes from it

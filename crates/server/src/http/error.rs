@@ -9,8 +9,8 @@ use aenv_orchestrator::{AskError, CreateError, DeleteError};
 use aenv_repository::{RepositoryError, RepositoryErrorKind};
 use aenv_snapshot::CaptureError;
 use aenv_template::{
-    AddSnapshotError, CreateTemplateError, DeleteTemplateError, ImageProblem, PublishError, ResolveError,
-    StartBuildError,
+    AddSnapshotError, ChangeTemplateError, CreateTemplateError, DeleteTemplateError, ImageProblem, PublishError,
+    ResolveError, StartBuildError, UploadError,
 };
 use axum::Json;
 use axum::http::StatusCode;
@@ -282,6 +282,37 @@ impl From<StartBuildError> for ApiError {
             StartBuildError::Repository(error) => Self::of_repository(error),
             StartBuildError::Store(_) => {
                 Self::internal(&error, "internal_server_error", "the build could not be recorded".to_owned())
+            }
+        }
+    }
+}
+
+impl From<ChangeTemplateError> for ApiError {
+    fn from(error: ChangeTemplateError) -> Self {
+        match &error {
+            ChangeTemplateError::NotFound(_) => Self::new(StatusCode::NOT_FOUND, error.to_string()),
+            ChangeTemplateError::Name(_) | ChangeTemplateError::Default | ChangeTemplateError::Shared => {
+                Self::bad_request(error.to_string())
+            }
+            ChangeTemplateError::Repository(error) => Self::of_repository(error),
+            ChangeTemplateError::Store(_) => {
+                Self::internal(&error, "internal_server_error", "the change could not be recorded".to_owned())
+            }
+        }
+    }
+}
+
+impl From<UploadError> for ApiError {
+    fn from(error: UploadError) -> Self {
+        match &error {
+            UploadError::Name | UploadError::Cut => Self::bad_request(error.to_string()),
+            UploadError::Large { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
+            UploadError::Io(source) if source.kind() == std::io::ErrorKind::StorageFull => {
+                let message = "not enough disk space on the node for the files of the build";
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, message)
+            }
+            UploadError::Io(_) => {
+                Self::internal(&error, "internal_server_error", "the files could not be kept".to_owned())
             }
         }
     }

@@ -10,6 +10,7 @@
 mod auth;
 mod batch;
 mod body;
+mod builds;
 mod cold;
 mod error;
 mod ledger;
@@ -21,7 +22,9 @@ pub(crate) use routes::NodeRoutes;
 mod sandboxes;
 pub(crate) use sandboxes::{guest_defaults, image_of};
 mod snapshots;
+mod tags;
 mod templates;
+mod uploads;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,14 +33,14 @@ use aenv_api::NEXT_TOKEN_HEADER;
 use aenv_block_client::BlockdClient;
 use aenv_model::Bytes;
 use aenv_network::SlotPool;
-use aenv_orchestrator::Orchestrator;
+use aenv_orchestrator::{Orchestrator, TokenSeed};
 use aenv_proxy::{Proxy, Targets};
 use aenv_template::Templates;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 
 use crate::config::Config;
@@ -67,6 +70,8 @@ pub(crate) struct AppParts {
     pub(crate) templates: Templates,
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) targets: Targets,
+    /// What links to uploads are signed with.
+    pub(crate) seed: TokenSeed,
     pub(crate) once: Once,
     pub(crate) slots: Arc<SlotPool>,
     pub(crate) blockd: BlockdClient,
@@ -105,24 +110,28 @@ pub(crate) fn router(app: App) -> Router {
         .route("/snapshots", get(snapshots::list))
         .route("/snapshots/{id}", get(snapshots::detail))
         .route("/debug/ledger", get(ledger::show))
-        .route("/v3/templates", post(templates::create))
+        .route("/v3/templates", post(builds::create))
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))
-        .route("/templates/{id}", get(templates::detail).delete(templates::remove))
+        .route("/templates/{id}", get(templates::detail).delete(templates::remove).patch(templates::change))
+        .route("/v2/templates/{id}", patch(templates::change))
         .route("/templates/aliases/{alias}", get(templates::alias))
-        .route("/v2/templates/{id}/builds/{build}", post(templates::start_build))
-        .route("/templates/{id}/builds/{build}/status", get(templates::build_status))
+        .route("/templates/tags", post(tags::assign).delete(tags::remove))
+        .route("/templates/{id}/tags", get(tags::list))
+        .route("/templates/{id}/files/{hash}", get(uploads::link))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
         // Known calls of the API that this version does not have: a client learns which, and that it is not a typo.
         .route("/sandboxes/{id}/network", axum::routing::put(unsupported))
         .route("/sandboxes/{id}/metrics", get(unsupported))
         .route("/sandboxes/{id}/logs", get(unsupported))
-        .route("/templates/tags", post(unsupported).merge(delete(unsupported)))
-        .route("/templates/{id}/files/{hash}", get(unsupported))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key));
     Router::new()
         .route("/health", get(health).fallback(no_method))
+        .route("/uploads/{hash}", axum::routing::put(uploads::receive).fallback(no_method).with_state(app.clone()))
         .fallback_service(api.with_state(app.clone()))
         .layer(middleware::from_fn_with_state(app, data_plane_first))
 }

@@ -1,15 +1,18 @@
-//! An importer that needs no registry.
+//! An importer that needs no registry, and machines that are a text: what was done on them.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aenv_image::{Credentials, ImageConfig, ImageReference, ImportError, Progress};
-use aenv_model::{Bytes, MachineShape};
-use aenv_template::{BuildRequest, ImportImage, ImportedImage};
+use aenv_model::{Bytes, CaptureId, MachineShape};
+use aenv_snapshot::{Capture, CaptureStore};
+use aenv_template::{
+    Bench, BuildRequest, Command, Exit, ImageRequest, ImportImage, ImportedImage, Output, ReadyTemplate, Workshop,
+};
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
@@ -48,7 +51,7 @@ impl ImportImage for FakeImporter {
         }
         std::fs::write(target, &name).unwrap();
         self.kept.lock().unwrap().insert(owner.to_owned());
-        Ok(ImportedImage { digest: "sha256:00".into(), config: ImageConfig::default(), size: Bytes::gib(1) })
+        Ok(ImportedImage { digest: format!("sha256:of-{name}"), config: ImageConfig::default(), size: Bytes::gib(1) })
     }
 
     fn release(&self, owner: &str) {
@@ -60,6 +63,125 @@ impl ImportImage for FakeImporter {
     }
 }
 
-pub fn request(image: &str) -> BuildRequest {
-    BuildRequest { image: image.to_owned(), reference: image.parse().unwrap(), credentials: None }
+pub fn image(image: &str) -> ImageRequest {
+    ImageRequest { image: image.to_owned(), reference: image.parse().unwrap(), credentials: None }
+}
+
+pub fn request(name: &str) -> BuildRequest {
+    BuildRequest::of_image(image(name))
+}
+
+/// Machines whose disks are texts: what they began with, and the commands since.
+#[derive(Debug, Clone)]
+pub struct FakeWorkshop {
+    captures: CaptureStore,
+    dir: PathBuf,
+    /// Those that were not closed.
+    pub open: Arc<AtomicUsize>,
+    /// Everything that was run, as `user@directory: command`.
+    pub ran: Arc<Mutex<Vec<String>>>,
+    /// Files that were put there.
+    pub put: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Debug)]
+struct FakeBench {
+    shop: FakeWorkshop,
+    disk: Mutex<String>,
+}
+
+impl FakeWorkshop {
+    pub fn new(captures: CaptureStore, dir: &Path) -> Self {
+        let (open, ran, put) = (Arc::default(), Arc::default(), Arc::default());
+        Self { captures, dir: dir.to_owned(), open, ran, put }
+    }
+
+    /// A disk with that text.
+    pub async fn capture(&self, text: &str) -> Capture {
+        let manifest = serde_json::json!({
+            "version": 1, "id": CaptureId::new(), "captured_at": jiff::Timestamp::now(), "shape": SHAPE,
+            "disk_size": 1 << 30, "image_layers": 1, "machine": null,
+        });
+        let disk = r#"{"lowers": [{"file": "disk-000.commit"}]}"#;
+        let files = [("capture.json", &*manifest.to_string()), ("disk.json", disk), ("disk-000.commit", text)];
+        let write = |(name, text): (&str, &str)| {
+            let path = self.dir.join(format!("{name}-{}", CaptureId::new()));
+            std::fs::write(&path, text).unwrap();
+            (name.to_owned(), path)
+        };
+        self.captures.adopt(files.into_iter().map(write).collect()).await.unwrap()
+    }
+
+    /// What was run since the last look.
+    pub fn ran(&self) -> Vec<String> {
+        std::mem::take(&mut *self.ran.lock().unwrap())
+    }
+}
+
+/// The text on a capture's disk.
+pub fn text_of(capture: &Capture) -> String {
+    std::fs::read_to_string(capture.dir().join("disk-000.commit")).unwrap()
+}
+
+#[async_trait]
+impl Workshop for FakeWorkshop {
+    async fn open(&self, template: &ReadyTemplate) -> Result<Box<dyn Bench>, String> {
+        let disk = match (&template.capture, &template.image) {
+            (Some(capture), _) => text_of(capture),
+            (None, Some(image)) => {
+                std::fs::read_to_string(&image.rootfs).unwrap().trim_end_matches(":latest").to_owned()
+            }
+            (None, None) => return Err("nothing to start from".to_owned()),
+        };
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(FakeBench { shop: self.clone(), disk: Mutex::new(disk) }))
+    }
+}
+
+#[async_trait]
+impl Bench for FakeBench {
+    /// A login shell's command is noted and written to the disk; one that has `fail` in it fails, `hang` does not end.
+    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<Exit, String> {
+        let line = command.arguments.last().unwrap();
+        let exit = |success, status: &str| Ok(Exit { success, status: status.to_owned() });
+        if command.arguments[0] != "-l" {
+            let arguments = command.arguments[3..].join(" ");
+            self.shop.ran.lock().unwrap().push(format!("script {arguments}").trim_end().to_owned());
+            return exit(true, "exit status 0");
+        }
+        if line == "true" {
+            return exit(true, "exit status 0");
+        }
+        if command.user == "nobody-here" {
+            return Err("unauthenticated: invalid username: 'nobody-here'".to_owned());
+        }
+        let env: Vec<_> = command.env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        let directory = command.directory.as_deref().unwrap_or("~");
+        let done = format!("{}@{directory}: {}{line}", command.user, env.concat());
+        self.shop.ran.lock().unwrap().push(done);
+        output(Output::Stdout(format!("out of {line}\n").into_bytes()));
+        match line {
+            line if line.contains("hang") => std::future::pending().await,
+            line if line.contains("fail") => exit(false, "exit status 7"),
+            line => {
+                self.disk.lock().unwrap().push_str(&format!(" + {line}"));
+                exit(true, "exit status 0")
+            }
+        }
+    }
+
+    async fn put(&self, path: &str, file: &Path) -> Result<(), String> {
+        assert!(file.is_file());
+        self.shop.put.lock().unwrap().push(path.to_owned());
+        Ok(())
+    }
+
+    async fn capture(&self, _memory: bool) -> Result<Capture, String> {
+        let text = self.disk.lock().unwrap().clone();
+        Ok(self.shop.capture(&text).await)
+    }
+
+    async fn close(self: Box<Self>) {
+        self.shop.open.fetch_sub(1, Ordering::SeqCst);
+    }
 }
