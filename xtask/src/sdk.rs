@@ -50,10 +50,10 @@ fn on_a_node(artifacts: &Artifacts, image: &Path, with_python: bool, with_js: bo
     node.pull(image, TEMPLATE)?;
     let mut tally = Tally::default();
     if with_python {
-        tally += python(&node)?;
+        tally += python(&node, image)?;
     }
     if with_js {
-        tally += js(&node)?;
+        tally += js(&node, image)?;
     }
     node.stop()?;
     Ok(tally)
@@ -69,11 +69,12 @@ pub(crate) fn python_venv() -> Result<Venv> {
     Venv::ensure("e2b", &folder().join("python/requirements.txt"))
 }
 
-fn on_the_suite(run: Run, node: &Node) -> Run {
-    node.client_env().into_iter().fold(run, |run, (name, value)| run.env(name, value)).env("AENV_TEMPLATE", TEMPLATE)
+fn on_the_suite(run: Run, node: &Node, image: &Path) -> Run {
+    let run = node.client_env().into_iter().fold(run, |run, (name, value)| run.env(name, value));
+    run.env("AENV_TEMPLATE", TEMPLATE).env("AENV_IMAGE", format!("oci:{}", image.display()))
 }
 
-fn python(node: &Node) -> Result<Tally> {
+fn python(node: &Node, image: &Path) -> Result<Tally> {
     say("E2B Python SDK");
     let venv = python_venv()?;
     let report = report_file("python")?;
@@ -81,11 +82,11 @@ fn python(node: &Node) -> Result<Tally> {
         .args(["-m", "aenv_suite", "--report"])
         .arg(&report)
         .dir(folder().join("python"));
-    let ok = on_the_suite(run, node).succeeds();
+    let ok = on_the_suite(run, node, image).succeeds();
     Ok(read_report(&report, ok))
 }
 
-fn js(node: &Node) -> Result<Tally> {
+fn js(node: &Node, image: &Path) -> Result<Tally> {
     say("E2B JavaScript SDK");
     let Some(programs) = node_programs()? else {
         eprintln!("skipped: neither a Node.js that the SDK supports nor the PyPI package that carries one");
@@ -125,7 +126,7 @@ fn js(node: &Node) -> Result<Tally> {
         .args(&tests)
         .dir(&installed)
         .env("PATH", &path);
-    let ok = on_the_suite(run, node).succeeds();
+    let ok = on_the_suite(run, node, image).succeeds();
     Ok(read_report(&report, ok))
 }
 
