@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -84,6 +85,15 @@ id!(
     "capture"
 );
 
+impl CaptureId {
+    /// When it was minted, in whole milliseconds since the Unix epoch: the instant of its capture, but for a moment.
+    #[must_use]
+    pub fn minted_at(self) -> Duration {
+        let (seconds, nanos) = self.0.get_timestamp().map(|at| at.to_unix()).unwrap_or_default();
+        Duration::new(seconds, nanos)
+    }
+}
+
 impl From<TemplateId> for BuildId {
     /// A template's first build has the template's own id, so that clients that know only one id find both.
     fn from(template: TemplateId) -> Self {
@@ -99,6 +109,14 @@ mod tests {
     fn an_id_reads_back_as_written() {
         let id = SandboxId::new();
         assert_eq!(id.to_string().parse(), Ok(id));
+    }
+
+    #[test]
+    fn a_capture_knows_when_it_was() {
+        let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let before = now().as_millis();
+        let minted = CaptureId::new().minted_at().as_millis();
+        assert!((before..=now().as_millis()).contains(&minted), "{minted}");
     }
 
     #[test]

@@ -17,7 +17,9 @@ use crate::store::Shared;
 
 pub(crate) const MANIFEST: &str = "capture.json";
 pub(crate) const DISK: &str = "disk.json";
-pub(crate) const STATE: &str = "state";
+/// The file with a machine's device state. A capture without has no memory.
+pub const STATE_FILE: &str = "state";
+pub(crate) use self::STATE_FILE as STATE;
 pub(crate) const KERNEL: &str = "kernel";
 pub(crate) const INITRAMFS: &str = "initramfs";
 

@@ -35,7 +35,7 @@ pub mod test_support;
 
 pub use adopt::{CaptureContent, CaptureFile, CaptureFileKind};
 pub use backing::{Backing, HostBacking};
-pub use capture::{Capture, device_owner};
+pub use capture::{Capture, STATE_FILE, device_owner};
 pub use error::CaptureError;
 pub use manifest::{BootFiles, MachineManifest, Manifest, MemoryFile};
 pub use store::{CaptureStore, Swept};

@@ -28,10 +28,12 @@ mod uploads;
 pub use build::{Base, BuildRequest, BuildView, ImageRequest, LogEntry, LogLevel};
 pub use files::RootfsLease;
 pub use image::{ImageProblem, ReadyImage};
-pub use record::{BuildRecord, BuildStage, BuildState, DEFAULT_TAG, Recipe, SnapshotRecord, Tag, TemplateRecord};
+pub use record::{
+    BuildRecord, BuildStage, BuildState, DEFAULT_TAG, PublicationState, Recipe, SnapshotRecord, Tag, TemplateRecord,
+};
 pub use seams::{Bench, Command, Exit, ImportImage, ImportedImage, Output, Workshop};
 pub use shared::{PublishError, Shared};
-pub use snapshots::AddSnapshotError;
+pub use snapshots::{AddSnapshotError, NewSnapshot};
 pub use step::{Step, StepProblem, is_files_hash};
 pub use tags::ChangeTemplateError;
 pub use templates::{

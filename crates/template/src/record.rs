@@ -243,4 +243,35 @@ pub struct SnapshotRecord {
     /// Whether it is in the repository that nodes share: that says whether it is there.
     #[serde(default)]
     pub shared: bool,
+    /// Whether it holds memory, or the disk alone.
+    #[serde(default)]
+    pub memory: bool,
+    /// What is to become of it among other nodes.
+    #[serde(default)]
+    pub publication: PublicationState,
+}
+
+impl SnapshotRecord {
+    /// The instant of which it is, in whole milliseconds.
+    #[must_use]
+    pub fn captured_at(&self) -> Timestamp {
+        let millis = i64::try_from(self.capture.minted_at().as_millis()).unwrap_or_default();
+        Timestamp::from_millisecond(millis).unwrap_or(self.created_at)
+    }
+}
+
+/// Where a snapshot stands on its way to other nodes. Sandboxes start from it on its own in any case.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "state")]
+pub enum PublicationState {
+    /// All who are to have it have it.
+    #[default]
+    Ready,
+    /// It is on its way. A server that ends meanwhile leaves it to the next one.
+    Publishing,
+    /// It stays on its own node.
+    Failed {
+        /// Why, for the user.
+        reason: String,
+    },
 }

@@ -21,7 +21,9 @@ use aenv_snapshot::{Capture, CaptureContent, CaptureError, CaptureFileKind};
 use tracing::{info, warn};
 
 use crate::build::BuildView;
-use crate::record::{BuildRecord, BuildStage, BuildState, DEFAULT_TAG, Recipe, SnapshotRecord, TemplateRecord};
+use crate::record::{
+    BuildRecord, BuildStage, BuildState, DEFAULT_TAG, PublicationState, Recipe, SnapshotRecord, TemplateRecord,
+};
 use crate::templates::{DeleteTemplateError, ReadyTemplate, ResolveError, Templates, split_tag};
 
 /// Captures of other nodes that are kept ready although nobody uses them now.
@@ -297,8 +299,10 @@ impl Templates {
     pub async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, RepositoryError> {
         let mut all = self.known_snapshots();
         let Some(shared) = self.shared() else { return Ok(all) };
-        all.retain(|known| !known.shared);
-        all.extend(listed(shared).await?.iter().filter_map(snapshot));
+        let published: Vec<_> = listed(shared).await?.iter().filter_map(snapshot).collect();
+        // One that has just been published may still be known as this node's own.
+        all.retain(|known| !known.shared && !published.iter().any(|published| published.id == known.id));
+        all.extend(published);
         Ok(all)
     }
 
@@ -372,7 +376,8 @@ impl Templates {
         let publication = publication(capture, &own.config).await?;
         let (repository, name) = (&shared.repository, own.name.clone());
         let record = repository.publish_snapshot(own.id, name, own.sandbox, publication).await?;
-        Ok(SnapshotRecord { created_at: record.created_at, shared: true, ..own.clone() })
+        let publication = PublicationState::Ready;
+        Ok(SnapshotRecord { created_at: record.created_at, shared: true, publication, ..own.clone() })
     }
 
     /// Tells other nodes that a build failed.
@@ -540,5 +545,7 @@ fn snapshot(record: &Record) -> Option<SnapshotRecord> {
         config: image_config(&committed.context),
         capture: committed.capture,
         shared: true,
+        memory: committed.files.iter().any(|file| file.name == aenv_snapshot::STATE_FILE),
+        publication: PublicationState::Ready,
     })
 }

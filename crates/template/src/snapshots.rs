@@ -10,7 +10,7 @@ use aenv_snapshot::{Capture, CaptureStore};
 use jiff::Timestamp;
 use tracing::{error, warn};
 
-use crate::record::SnapshotRecord;
+use crate::record::{PublicationState, SnapshotRecord};
 use crate::shared::{PublishError, is_missing};
 use crate::templates::{DeleteTemplateError, NameProblem, ReadyTemplate, SNAPSHOT_VERSION, Templates, check_name};
 
@@ -31,6 +31,39 @@ impl Kept {
             shape: self.record.shape,
             config: self.record.config.clone(),
             recipe: None,
+        }
+    }
+}
+
+/// A snapshot to be.
+#[derive(Debug, Clone)]
+pub struct NewSnapshot {
+    /// The sandbox it was taken of.
+    pub sandbox: SandboxId,
+    /// Its name, if it is to have one.
+    pub name: Option<String>,
+    /// What processes get that name nothing else.
+    pub config: ImageConfig,
+}
+
+impl NewSnapshot {
+    fn record(self, capture: &Capture, publication: PublicationState) -> SnapshotRecord {
+        let Self { sandbox, name, config } = self;
+        let manifest = capture.manifest();
+        let (created_at, shape, disk_size): (Timestamp, MachineShape, Bytes) =
+            (manifest.captured_at, manifest.shape, manifest.disk_size);
+        SnapshotRecord {
+            id: TemplateId::new(),
+            name,
+            sandbox,
+            created_at,
+            shape,
+            disk_size,
+            config,
+            capture: capture.id(),
+            shared: false,
+            memory: manifest.machine.is_some(),
+            publication,
         }
     }
 }
@@ -65,7 +98,11 @@ pub(crate) async fn load(
     for (key, row) in rows.list_blocking()? {
         match row {
             Row::Known(record) => match captures.find(record.capture).await {
-                Ok(capture) => _ = snapshots.insert(record.id, Kept { record, capture }),
+                Ok(capture) => {
+                    // Records of older versions do not say so.
+                    let record = SnapshotRecord { memory: capture.manifest().machine.is_some(), ..record };
+                    snapshots.insert(record.id, Kept { record, capture });
+                }
                 Err(problem) => error!(snapshot_id = key, %problem, "a snapshot cannot be used; its record is kept"),
             },
             Row::Unknown(why) => {
@@ -80,6 +117,21 @@ pub(crate) async fn load(
 pub(crate) fn find<'a>(snapshots: &'a HashMap<TemplateId, Kept>, reference: &str) -> Option<&'a Kept> {
     let by_id = reference.parse().ok().and_then(|id: TemplateId| snapshots.get(&id));
     by_id.or_else(|| snapshots.values().find(|kept| kept.record.name.as_deref() == Some(reference)))
+}
+
+/// What a publication came to that had no success: for the user, and for the log.
+fn failed(error: &PublishError) -> (PublicationState, String) {
+    let (reason, report) = match error {
+        PublishError::Repository(RepositoryError::Taken { alias }) => {
+            let reason = format!("the name '{alias}' is taken");
+            (reason.clone(), reason)
+        }
+        PublishError::Repository(error) => {
+            ("what nodes share could not be written; it stays on this node".to_owned(), error.report())
+        }
+        PublishError::Capture(error) => ("what was captured could not be read".to_owned(), error.to_string()),
+    };
+    (PublicationState::Failed { reason }, report)
 }
 
 impl Templates {
@@ -101,19 +153,41 @@ impl Templates {
         }
     }
 
-    /// Keeps a capture of `sandbox` as a snapshot. On an error it is doomed.
+    /// Keeps a capture as a snapshot, on return for all nodes. On an error it is doomed.
     ///
     /// Cancel safety: if dropped, it is kept all the same.
     pub async fn add_snapshot(
         &self,
-        sandbox: SandboxId,
-        name: Option<String>,
-        config: ImageConfig,
+        snapshot: NewSnapshot,
         capture: Capture,
+    ) -> Result<SnapshotRecord, AddSnapshotError> {
+        self.add(snapshot, capture, true).await
+    }
+
+    /// Keeps a capture as a snapshot of this node, and gives it to other nodes after that: its record says how far that is.
+    /// On an error it is doomed.
+    ///
+    /// Cancel safety: if dropped, it is kept all the same.
+    pub async fn add_snapshot_soon(
+        &self,
+        snapshot: NewSnapshot,
+        capture: Capture,
+    ) -> Result<SnapshotRecord, AddSnapshotError> {
+        self.add(snapshot, capture, false).await
+    }
+
+    async fn add(
+        &self,
+        snapshot: NewSnapshot,
+        capture: Capture,
+        published: bool,
     ) -> Result<SnapshotRecord, AddSnapshotError> {
         let templates = self.clone();
         let add = async move {
-            let added = templates.add_now(sandbox, name, config, &capture).await;
+            let added = match templates.shared().is_some() && !published {
+                false => templates.add_now(snapshot.record(&capture, PublicationState::Ready), &capture).await,
+                true => templates.keep_now(snapshot.record(&capture, PublicationState::Publishing), &capture).await,
+            };
             if added.is_err() {
                 capture.doom();
             }
@@ -122,28 +196,8 @@ impl Templates {
         self.detached(add).await.unwrap_or(Err(StoreError::Closed.into()))
     }
 
-    async fn add_now(
-        &self,
-        sandbox: SandboxId,
-        name: Option<String>,
-        config: ImageConfig,
-        capture: &Capture,
-    ) -> Result<SnapshotRecord, AddSnapshotError> {
-        let manifest = capture.manifest();
-        let (created_at, shape, disk_size): (Timestamp, MachineShape, Bytes) =
-            (manifest.captured_at, manifest.shape, manifest.disk_size);
-        let (id, capture_id) = (TemplateId::new(), capture.id());
-        let record = SnapshotRecord {
-            id,
-            name,
-            sandbox,
-            created_at,
-            shape,
-            disk_size,
-            config,
-            capture: capture_id,
-            shared: false,
-        };
+    async fn add_now(&self, record: SnapshotRecord, capture: &Capture) -> Result<SnapshotRecord, AddSnapshotError> {
+        let id = record.id;
         let Some(shared) = self.shared() else {
             let _writer = self.inner.writer.lock().await;
             if let Some(name) = &record.name {
@@ -166,6 +220,77 @@ impl Templates {
             warn!(snapshot_id = %id, %problem, "a snapshot is there for all nodes, and its copy here is not kept");
         }
         Ok(record)
+    }
+
+    /// Keeps a snapshot here, and begins to publish it.
+    async fn keep_now(&self, record: SnapshotRecord, capture: &Capture) -> Result<SnapshotRecord, AddSnapshotError> {
+        if let Some(name) = &record.name {
+            self.check_snapshot_name(name).await?;
+        }
+        let _writer = self.inner.writer.lock().await;
+        // Once more among this node's own: that does not wait for the repository.
+        if let Some(name) = &record.name
+            && (self.known(name).is_some_and(|known| !known.shared) || self.known_snapshot(name).is_some())
+        {
+            return Err(AddSnapshotError::Taken(name.clone()));
+        }
+        self.keep(&record, capture).await?;
+        self.publish_later(record.id);
+        Ok(record)
+    }
+
+    /// Publishes those that a former server did not finish.
+    pub(crate) fn publish_unfinished(&self) {
+        let unfinished = |record: &SnapshotRecord| record.publication == PublicationState::Publishing;
+        for record in self.known_snapshots().into_iter().filter(unfinished) {
+            self.publish_later(record.id);
+        }
+    }
+
+    fn publish_later(&self, id: TemplateId) {
+        let (templates, stop) = (self.clone(), self.scope().token());
+        self.scope().spawn(format!("publish snapshot {id}"), async move {
+            // Cut short, it is begun again by the next server.
+            stop.run_until_cancelled(templates.publish_kept(id)).await;
+        });
+    }
+
+    async fn publish_kept(&self, id: TemplateId) {
+        let kept = self.state().snapshots.get(&id).cloned();
+        let Some(Kept { record, capture }) = kept else { return }; // deleted before it was begun
+        let published = match self.shared() {
+            // There is no repository any more.
+            None => Ok(SnapshotRecord { publication: PublicationState::Ready, ..record.clone() }),
+            Some(shared) => match shared.repository.find(&id.to_string()).await {
+                // The server ended between its record there and its row here.
+                Ok(_) => Ok(SnapshotRecord { publication: PublicationState::Ready, shared: true, ..record.clone() }),
+                Err(_) => self.publish_snapshot(shared, &record, &capture).await,
+            },
+        };
+        crash_point("snapshot.published");
+        let _writer = self.inner.writer.lock().await;
+        let is_there = self.state().snapshots.contains_key(&id);
+        let record = match (published, is_there) {
+            (Ok(published), true) => published,
+            (Err(error), true) => {
+                let (publication, reason) = failed(&error);
+                warn!(snapshot_id = %id, reason, "a snapshot stays on this node");
+                SnapshotRecord { publication, ..record }
+            }
+            // Deleted while it was on its way.
+            (Ok(SnapshotRecord { shared: true, .. }), false) => {
+                if let Some(shared) = self.shared()
+                    && let Err(error) = shared.repository.delete(id).await
+                {
+                    warn!(snapshot_id = %id, error = error.report(), "a deleted snapshot is still there for all nodes");
+                }
+                return;
+            }
+            (_, false) => return,
+        };
+        if let Err(problem) = self.keep(&record, &capture).await {
+            warn!(snapshot_id = %id, %problem, "it is not recorded what became of a snapshot's publication");
+        }
     }
 
     /// Keeps a snapshot on this node.

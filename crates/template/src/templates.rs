@@ -328,6 +328,7 @@ impl Templates {
         let writer = tokio::sync::Mutex::new(());
         let inner = Inner { parts, rows, points, uploads, snapshot_rows, writer, state, permits, scope };
         let templates = Self { inner: Arc::new(inner) };
+        templates.publish_unfinished();
         if templates.shared().is_some() {
             // Nobody waits for it: the repository may be out of reach.
             let (catching_up, stop) = (templates.clone(), templates.inner.scope.token());
@@ -450,6 +451,11 @@ impl Templates {
         change: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         self.inner.scope.spawn("template change", change).await.ok()
+    }
+
+    /// Where work goes on beside requests.
+    pub(crate) fn scope(&self) -> &TaskScope {
+        &self.inner.scope
     }
 
     async fn start_build_now(&self, template: &str, build: &str, request: BuildRequest) -> Result<(), StartBuildError> {

@@ -17,8 +17,8 @@ use aenv_snapshot::CaptureStore;
 use aenv_snapshot::test_support::FakeBacking;
 use aenv_template::{
     AddSnapshotError, Base, BuildRequest, BuildStage, BuildState, CreateTemplateError, DeleteTemplateError,
-    ImportImage, LogLevel, NameProblem, Parts, PublishError, ResolveError, Shared, StartBuildError, Step,
-    TemplateConfig, Templates,
+    ImportImage, LogLevel, NameProblem, NewSnapshot, Parts, PublicationState, PublishError, ResolveError, Shared,
+    StartBuildError, Step, TemplateConfig, Templates,
 };
 use support::{FakeImporter, FakeWorkshop, PATIENCE, SHAPE, request, text_of};
 
@@ -101,8 +101,7 @@ impl Node {
         text: &str,
     ) -> Result<aenv_template::SnapshotRecord, AddSnapshotError> {
         let capture = self.workshop.capture(text).await;
-        let name = name.map(str::to_owned);
-        self.templates.add_snapshot(SandboxId::new(), name, ImageConfig::default(), capture).await
+        self.templates.add_snapshot(new_snapshot(name), capture).await
     }
 
     /// What sandboxes from `reference` would have on their disk.
@@ -114,6 +113,10 @@ impl Node {
     fn captures(&self) -> usize {
         std::fs::read_dir(self.dir.join("captures")).unwrap().count()
     }
+}
+
+fn new_snapshot(name: Option<&str>) -> NewSnapshot {
+    NewSnapshot { sandbox: SandboxId::new(), name: name.map(str::to_owned), config: ImageConfig::default() }
 }
 
 async fn two(dir: &Path) -> [Node; 2] {
@@ -291,4 +294,67 @@ async fn a_repository_out_of_reach_is_told_and_own_ones_go_on() {
     assert_eq!(a.templates.list().await.unwrap().len(), 2);
     a.captures.settle().await;
     assert_eq!(a.captures(), 2, "what was not published is not kept");
+}
+
+/// What became of a snapshot's publication, once something has.
+async fn published(node: &Node, id: &str) -> PublicationState {
+    let published = async {
+        loop {
+            match node.templates.snapshot(id).await.unwrap().unwrap().publication {
+                PublicationState::Publishing => tokio::time::sleep(Duration::from_millis(2)).await,
+                publication => return publication,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, published).await.expect("the publication does not end")
+}
+
+#[tokio::test]
+async fn a_snapshot_is_of_use_on_its_node_while_it_is_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = two(dir.path()).await;
+    let capture = a.warm.capture("memory").await;
+    let record = a.templates.add_snapshot_soon(new_snapshot(Some("soon")), capture).await.unwrap();
+    assert_eq!(record.publication, PublicationState::Publishing);
+    assert_eq!(a.content("soon").await.unwrap(), "memory");
+    let id = record.id.to_string();
+    assert_eq!(published(&a, &id).await, PublicationState::Ready);
+    assert_eq!(b.content("soon").await.unwrap(), "memory");
+    for node in [&a, &b] {
+        let listed = node.templates.snapshots().await.unwrap();
+        let told: Vec<_> = listed.iter().map(|seen| (seen.id, seen.captured_at(), seen.memory)).collect();
+        assert_eq!(told, [(record.id, record.captured_at(), false)]);
+    }
+    // Its name is taken from the first moment on.
+    let taken = a.templates.add_snapshot_soon(new_snapshot(Some("soon")), a.warm.capture("other").await).await;
+    assert!(matches!(taken, Err(AddSnapshotError::Taken(_))), "{taken:?}");
+    b.templates.delete(&id).await.unwrap();
+    assert!(is_gone(a.content("soon").await));
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_published_stays_with_a_reason_and_the_next_server_publishes_what_was_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = two(dir.path()).await;
+    a.cut.store(true, Ordering::SeqCst);
+    let failed = a.templates.add_snapshot_soon(new_snapshot(None), a.warm.capture("memory").await).await.unwrap();
+    let id = failed.id.to_string();
+    assert!(
+        matches!(published(&a, &id).await, PublicationState::Failed { reason } if reason.contains("stays on this node"))
+    );
+    assert_eq!(a.content(&id).await.unwrap(), "memory");
+    a.cut.store(false, Ordering::SeqCst);
+    assert_eq!(a.content(&id).await.unwrap(), "memory");
+    assert!(is_gone(b.content(&id).await));
+    a.templates.delete(&id).await.unwrap();
+    assert!(is_gone(a.content(&id).await));
+
+    // Its server ends before anything is published.
+    let cut_short = a.templates.add_snapshot_soon(new_snapshot(Some("late")), a.warm.capture("late").await);
+    let record = cut_short.await.unwrap();
+    a.templates.close(PATIENCE).await.unwrap();
+    drop(a);
+    let a = Node::new(dir.path(), "a").await;
+    assert_eq!(published(&a, &record.id.to_string()).await, PublicationState::Ready);
+    assert_eq!(b.content("late").await.unwrap(), "late");
 }
