@@ -23,6 +23,9 @@ pub struct OrchestratorConfig {
     /// Least life of a sandbox that was resumed by traffic.
     #[serde(rename = "auto_resume_min_sandbox_timeout_secs", deserialize_with = "secs")]
     pub auto_resume_least: Duration,
+    /// Between two samples of what a running sandbox uses. 0: none are taken.
+    #[serde(rename = "sample_interval_secs", deserialize_with = "secs")]
+    pub sample_interval: Duration,
     /// Longest wait for a slot, and for a disk, each; and for each step of a capture.
     #[serde(rename = "resource_timeout_secs", deserialize_with = "secs")]
     pub resource_timeout: Duration,
@@ -49,6 +52,7 @@ impl Default for OrchestratorConfig {
             max_concurrent_expiries: 8,
             on_stop: OnStop::Pause,
             auto_resume_least: Duration::from_secs(300),
+            sample_interval: Duration::from_secs(5),
             resource_timeout: Duration::from_secs(120),
         }
     }

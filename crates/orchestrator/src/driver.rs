@@ -40,12 +40,15 @@ use crate::blanks::Blanks;
 use crate::config::OnStop;
 use crate::guest;
 use crate::inbox::Inbox;
+use crate::journal::{Journal, Level};
 use crate::message::{CaptureKind, Message, Refusal, Reply};
 use crate::orchestrator::Parts;
 use crate::resources::{Resources, SandboxRow, Stage, chain};
 use crate::sandbox::{CreateError, Ended, HowToPause, OnExpiry, SandboxSpec, Source, StartTimes, Taken};
 use crate::seams::GuestDialer;
+use crate::stages::Stages;
 use crate::start::{Start, awaken, start};
+use crate::vitals::Pulse;
 
 /// Life that a sandbox is given whose deadline could not pause it.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -58,6 +61,8 @@ pub(crate) struct Status {
     pub(crate) disk_size: Bytes,
     /// It is paused, and only its disk was kept.
     pub(crate) disk_only: bool,
+    /// It is paused, and its guest did not answer then.
+    pub(crate) unresponsive: bool,
     /// Where the time of the last start went.
     pub(crate) start_times: StartTimes,
     /// The way in, while traffic flows.
@@ -70,6 +75,7 @@ pub(crate) struct Live {
     pub(crate) dialer: Arc<dyn GuestDialer>,
     pub(crate) ended: CancellationToken,
     pub(crate) activity: Activity,
+    pub(crate) pulse: Pulse,
 }
 
 /// The task's state.
@@ -85,6 +91,8 @@ pub(crate) struct Driver {
     pub(crate) start_permits: Arc<Semaphore>,
     pub(crate) expiry_permits: Arc<Semaphore>,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) stages: Stages,
     /// As it is in the node store, or will be with the next write.
     pub(crate) row: SandboxRow,
     pub(crate) resources: Resources,
@@ -133,6 +141,18 @@ enum PauseCause {
     Expired,
     Idle,
     Stop,
+}
+
+impl PauseCause {
+    /// In a journal.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Asked => "asked",
+            Self::Expired => "its time was over",
+            Self::Idle => "nobody used it",
+            Self::Stop => "the node was stopped",
+        }
+    }
 }
 
 impl Driver {
@@ -212,6 +232,7 @@ impl Driver {
             (Err(_), None) if self.shutdown.is_cancelled() => Err((Ended::NodeShutdown, CreateError::ShuttingDown)),
             (Err(error), None) => {
                 warn!(sandbox_id = %id, error = chain(&error), "sandbox did not start");
+                self.journal.note(Level::Error, "could not be started", &[("reason", &chain(&error))]);
                 Err((Ended::StartFailed, error))
             }
             (Ok(times), None) => Ok(times),
@@ -220,6 +241,8 @@ impl Driver {
             Ok(times) => {
                 self.open_up(times);
                 info!(sandbox_id = %id, took_ms = begun.elapsed().as_millis() as u64, ?times, "sandbox is running");
+                let template = self.spec.alias.clone().unwrap_or_else(|| self.spec.template.to_string());
+                self.journal.note(Level::Info, "created", &[("template", &template), ("took_ms", &millis(begun))]);
                 _ = started.send(Ok(())); // the creator may have hung up; the sandbox lives on until its deadline
                 Next::Serve
             }
@@ -238,10 +261,20 @@ impl Driver {
     /// Traffic flows from now on.
     fn open_up(&mut self, start_times: StartTimes) {
         let dialer = self.resources.slot.as_ref().map(|slot| slot.dialer());
-        let live = dialer.map(|dialer| Live { dialer, ended: CancellationToken::new(), activity: Activity::new() });
+        let (ended, activity, pulse) = (CancellationToken::new(), Activity::new(), Pulse::new());
+        let live = dialer.map(|dialer| Live { dialer, ended, activity, pulse });
         let (end_at, disk_size) = (self.row.end_at, self.row.disk_size);
         let phase = Phase::Running;
-        self.status.send_replace(Status { phase, end_at, disk_size, disk_only: false, start_times, live });
+        self.row.unresponsive = false;
+        self.status.send_replace(Status {
+            phase,
+            end_at,
+            disk_size,
+            disk_only: false,
+            unresponsive: false,
+            start_times,
+            live,
+        });
     }
 
     /// Traffic is cut now.
@@ -385,6 +418,11 @@ async fn idle(id: SandboxId, patience: Option<Duration>, live: Option<&Live>, ac
             },
         }
     }
+}
+
+/// How long something took, for a journal.
+pub(crate) fn millis(since: Instant) -> String {
+    since.elapsed().as_millis().to_string()
 }
 
 /// The instant `life` from now; the end of time if that is beyond it.

@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use crate::seams::GuestDialer;
+use crate::vitals::Usage;
 
 /// Patience with a connection to a guest that may still be booting: it drops the first packet, which TCP repeats only
 /// after a second, so a fresh attempt finds out sooner.
@@ -73,6 +74,14 @@ pub(crate) async fn runs_commands(dialer: &dyn GuestDialer, token: Option<&str>)
     let Some(answer) = answer else { return Ok(true) };
     let answer: serde_json::Value = serde_json::from_slice(&answer).map_err(io::Error::other)?;
     Ok(answer["processes"].as_array().is_some_and(|processes| !processes.is_empty()))
+}
+
+/// What a guest uses of its machine.
+pub(crate) async fn usage(dialer: &dyn GuestDialer, token: Option<&str>) -> Result<Usage, GuestError> {
+    let call = Call { method: Method::GET, token, ..Call::to("/metrics") };
+    let ask = async { send(dialer.dial(ENVD_PORT).await?, call).await };
+    let answer = tokio::time::timeout(PROBE, ask).await.map_err(|_| GuestError::Timeout(PROBE))??;
+    Ok(serde_json::from_slice(&answer.unwrap_or_default()).map_err(io::Error::other)?)
 }
 
 /// Runs `true` in a login shell, as SDKs run commands, and waits for its end, whatever that is. What all commands need is

@@ -25,27 +25,33 @@ mod driver;
 mod former;
 mod guest;
 mod inbox;
+mod journal;
 mod lease;
 mod message;
 mod orchestrator;
 mod resources;
 mod sandbox;
 mod seams;
+mod stages;
 mod standby;
 mod start;
 mod token;
+mod vitals;
 
 pub use activity::InUse;
 pub use blanks::BlanksConfig;
 pub use command::{Command, CommandError, CommandExit, Output};
 pub use config::{EnvdConfig, OnStop, OrchestratorConfig};
 pub use former::{Former, TakenOver};
+pub use journal::{JournalEntry, Level};
 pub use lease::LeaseInfo;
-pub use orchestrator::{Orchestrator, Parts};
+pub use orchestrator::{Creates, Orchestrator, Parts};
 pub use sandbox::{
-    AskError, CreateError, DeleteError, Ended, GuestDefaults, HowToPause, Image, Keep, NewSandbox, OnExpiry, Owned,
+    AskError, CreateError, DeleteError, Ended, Forked, GuestDefaults, HowToPause, Image, Keep, NewSandbox, OnExpiry, Owned,
     Route, SandboxInfo, SandboxSpec, Source, StartOrchestratorError, StartTimes, Taken,
 };
 pub use seams::{GuestAddress, GuestBoot, GuestDialer, SlotLease, Slots};
+pub use stages::{BUCKETS, OperationStage, Stages};
 pub use standby::StandbyConfig;
 pub use token::TokenSeed;
+pub use vitals::{Sample, Usage};

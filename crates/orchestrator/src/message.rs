@@ -51,6 +51,15 @@ pub(crate) enum CaptureKind {
 }
 
 impl CaptureKind {
+    /// What there is of it afterwards, for a journal.
+    pub(crate) fn done(self) -> &'static str {
+        match self {
+            Self::Snapshot { disk_only: false } => "snapshot taken",
+            Self::Snapshot { disk_only: true } => "snapshot of the disk taken",
+            Self::Fork => "forked",
+        }
+    }
+
     pub(crate) fn phase(self) -> Phase {
         match self {
             Self::Snapshot { .. } => Phase::Snapshotting,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -22,22 +23,28 @@ use crate::driver::{Begin, Departure, Driver, Live, Status, after};
 use crate::former::{Former, TakenOver, sandbox_rows};
 use crate::guest;
 use crate::inbox::Inbox;
+use crate::journal::{Journal, JournalEntry, Level};
 use crate::lease::Leases;
 use crate::message::{CaptureKind, Message, Refusal};
 use crate::resources::{Resources, SandboxRow, Stage, chain};
 use crate::sandbox::{
-    AskError, CreateError, DeleteError, Ended, HowToPause, NewSandbox, Owned, Route, SandboxInfo, SandboxSpec, Source,
-    StartOrchestratorError, StartTimes, Taken,
+    AskError, CreateError, DeleteError, Ended, Forked, HowToPause, NewSandbox, Owned, Route, SandboxInfo, SandboxSpec,
+    Source, StartOrchestratorError, StartTimes, Taken,
 };
 use crate::seams::{GuestBoot, Slots};
+use crate::stages::{OperationStage, Stages};
 use crate::standby::{Standby, StandbyConfig, Standing};
 use crate::token::TokenSeed;
+use crate::vitals::{Sample, Vitals};
 
 /// Asks a driver keeps while it is busy; each asker waits for its answer, so this bounds callers, not work.
 const INBOX: usize = 64;
 
 /// Ended sandboxes whose reason is remembered for whoever still asks.
 const REMEMBERED: usize = 4096;
+
+/// Of those, the newest whose journals are kept: each may have some hundred KiB.
+const JOURNALS: usize = 256;
 
 /// Serial logs of failed sandboxes that are kept over a start, newest first: enough to look into, at most 256 MiB.
 const KEPT_LOGS: usize = 256;
@@ -105,24 +112,36 @@ pub(crate) struct Inner {
     pub(crate) standby: Standby,
     pub(crate) blanks: Arc<Blanks>,
     pub(crate) leases: Leases,
+    pub(crate) stages: Stages,
+    created: AtomicU64,
+    not_created: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Registry {
     live: HashMap<SandboxId, Arc<Entry>>,
-    ended: HashMap<SandboxId, Ended>,
+    ended: HashMap<SandboxId, Past>,
     ended_order: VecDeque<SandboxId>,
 }
 
+/// What is remembered of an ended sandbox.
 #[derive(Debug)]
-struct Entry {
-    id: SandboxId,
+struct Past {
+    why: Ended,
+    journal: Option<Arc<Journal>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: SandboxId,
     spec: Arc<SandboxSpec>,
     started_at: Timestamp,
-    access_token: Option<String>,
+    pub(crate) access_token: Option<String>,
     traffic_token: Option<String>,
     inbox: mpsc::Sender<Message>,
     status: watch::Receiver<Status>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) vitals: Vitals,
 }
 
 impl Entry {
@@ -141,6 +160,7 @@ impl Entry {
             on_expiry: self.spec.on_expiry,
             auto_resume: self.spec.auto_resume,
             disk_only: status.disk_only && status.phase.is_paused(),
+            unresponsive: status.unresponsive && status.phase.is_paused(),
             start_times: status.start_times,
             access_token: self.access_token.clone(),
             traffic_token: self.traffic_token.clone(),
@@ -149,6 +169,12 @@ impl Entry {
 
     fn phase(&self) -> Phase {
         self.status.borrow().phase
+    }
+
+    /// The way in, while traffic flows and the machine does not stand still.
+    pub(crate) fn live(&self) -> Option<Live> {
+        let status = self.status.borrow();
+        status.live.clone().filter(|_| status.phase == Phase::Running)
     }
 }
 
@@ -190,6 +216,9 @@ impl Orchestrator {
             standby: Standby::default(),
             blanks: Arc::default(),
             leases: Leases::load(store)?,
+            stages: Stages::default(),
+            created: AtomicU64::new(0),
+            not_created: AtomicU64::new(0),
         };
         let orchestrator = Self { inner: Arc::new(inner) };
         let inner = &orchestrator.inner;
@@ -205,6 +234,7 @@ impl Orchestrator {
             orchestrator.write(|registry| registry.bury(id, why));
         }
         inner.scope.spawn("leases", orchestrator.clone().keep_leases());
+        inner.scope.spawn("samples", orchestrator.clone().keep_watch());
         Ok((orchestrator, taken_over))
     }
 
@@ -221,11 +251,12 @@ impl Orchestrator {
             Begin::Paused => Phase::Paused,
         };
         let disk_only = rested.as_ref().is_some_and(|capture| capture.state().is_none());
-        let (end_at, disk_size) = (row.end_at, row.disk_size);
+        let (end_at, disk_size, unresponsive) = (row.end_at, row.disk_size, row.unresponsive);
         let start_times = StartTimes::default();
-        let status = Status { phase, end_at, disk_size, disk_only, start_times, live: None };
+        let status = Status { phase, end_at, disk_size, disk_only, unresponsive, start_times, live: None };
         let (status, status_reader) = watch::channel(status);
         let (inbox, incoming) = mpsc::channel(INBOX);
+        let journal = Arc::new(Journal::new(inner.parts.serial_log(id)));
         let entry = Arc::new(Entry {
             id,
             spec: Arc::clone(&spec),
@@ -234,6 +265,8 @@ impl Orchestrator {
             traffic_token,
             inbox,
             status: status_reader,
+            journal: Arc::clone(&journal),
+            vitals: Vitals::default(),
         });
         self.write(|registry| registry.live.insert(id, Arc::clone(&entry)));
         let driver = Driver {
@@ -248,6 +281,8 @@ impl Orchestrator {
             start_permits: Arc::clone(&inner.start_permits),
             expiry_permits: Arc::clone(&inner.expiry_permits),
             shutdown: inner.scope.token(),
+            journal,
+            stages: inner.stages.clone(),
             row,
             resources,
             base,
@@ -269,7 +304,11 @@ impl Orchestrator {
     pub async fn create(&self, sandbox: NewSandbox) -> Result<SandboxInfo, CreateError> {
         self.admit(1)?;
         let standing = self.take_standing(&sandbox.spec, &sandbox.source);
-        self.create_on(sandbox, standing).await
+        let stage = if sandbox.source.capture.is_some() { OperationStage::RESTORE } else { OperationStage::BOOT };
+        let created = self.inner.stages.time(stage, self.create_on(sandbox, standing)).await;
+        let count = if created.is_ok() { &self.inner.created } else { &self.inner.not_created };
+        count.fetch_add(1, Ordering::Relaxed);
+        created
     }
 
     /// Can so many sandboxes be started, or wait for it, beside those that do?
@@ -316,10 +355,7 @@ impl Orchestrator {
 
     /// The sandbox, unless it is ending or gone, or of the node itself.
     pub fn get(&self, id: SandboxId) -> Result<SandboxInfo, AskError> {
-        match self.entry(id) {
-            Ok(entry) if entry.spec.internal => Err(self.not_found(id)),
-            found => found.map(|entry| entry.info()),
-        }
+        self.shown(id).map(|entry| entry.info())
     }
 
     /// Every sandbox that is neither ending nor gone nor of the node itself, in no particular order.
@@ -330,6 +366,11 @@ impl Orchestrator {
             .into_iter()
             .filter(|info| !info.phase.is_ending())
             .collect()
+    }
+
+    /// Every sandbox that users see.
+    pub(crate) fn entries(&self) -> Vec<Arc<Entry>> {
+        self.read(|registry| registry.live.values().filter(|entry| !entry.spec.internal).cloned().collect())
     }
 
     /// What the records own now: of sandboxes that have a machine or are about to, and of machines that stand ready.
@@ -352,6 +393,50 @@ impl Orchestrator {
             }
         }
         Ok(owned)
+    }
+
+    /// What a sandbox used, newest last. A paused one has what it had.
+    pub fn samples(&self, id: SandboxId) -> Result<Vec<Sample>, AskError> {
+        self.shown(id).map(|entry| entry.vitals.samples())
+    }
+
+    /// The newest sample of a sandbox, if there is one.
+    pub fn newest_sample(&self, id: SandboxId) -> Result<Option<Sample>, AskError> {
+        self.shown(id).map(|entry| entry.vitals.newest())
+    }
+
+    /// What a sandbox went through and what its guest said, oldest first; for a while also after its end.
+    pub async fn journal(&self, id: SandboxId) -> Result<Vec<JournalEntry>, AskError> {
+        let found = self.read(|registry| match (registry.live.get(&id), registry.ended.get(&id)) {
+            (Some(entry), _) => (!entry.spec.internal).then(|| Arc::clone(&entry.journal)),
+            (None, past) => past.and_then(|past| past.journal.clone()),
+        });
+        let journal = found.ok_or_else(|| self.not_found(id))?;
+        let read = move || {
+            journal.look_at_console();
+            journal.entries()
+        };
+        tokio::task::spawn_blocking(read).await.map_err(|_| self.not_found(id))
+    }
+
+    /// Notes something that happened to a sandbox elsewhere. Nothing if there is no such sandbox.
+    pub fn note(&self, id: SandboxId, level: Level, message: &str, fields: &[(&'static str, &str)]) {
+        if let Ok(entry) = self.entry(id) {
+            entry.journal.note(level, message, fields);
+        }
+    }
+
+    /// How creates have ended since the start of the node.
+    #[must_use]
+    pub fn creates(&self) -> Creates {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Creates { succeeded: count(&self.inner.created), failed: count(&self.inner.not_created) }
+    }
+
+    /// Counts of what is done to sandboxes.
+    #[must_use]
+    pub fn stages(&self) -> &Stages {
+        &self.inner.stages
     }
 
     /// How many VMMs wait for a machine.
@@ -457,16 +542,10 @@ impl Orchestrator {
     }
 
     /// Copies a running sandbox `count` times: children of its memory and disk, with ids and tokens of their own, that live for
-    /// `life` (`None`: as long as the source was given). Gives the children in no particular order, and how long the source
-    /// stood still.
+    /// `life` (`None`: as long as the source was given).
     ///
     /// Cancel safety: if dropped, the children are made all the same.
-    pub async fn fork(
-        &self,
-        id: SandboxId,
-        count: usize,
-        life: Option<Duration>,
-    ) -> Result<(Vec<Result<SandboxInfo, CreateError>>, Duration), AskError> {
+    pub async fn fork(&self, id: SandboxId, count: usize, life: Option<Duration>) -> Result<Forked, AskError> {
         let orchestrator = self.clone();
         let fork = async move {
             let kind = CaptureKind::Fork;
@@ -479,8 +558,11 @@ impl Orchestrator {
             };
             let children = futures::future::join_all((0..count).map(|_| child())).await;
             taken.capture.doom(); // it stays as long as a child runs on it
-            Ok((children, taken.stall))
+            let captured_at = taken.capture.manifest().captured_at;
+            Ok(Forked { children, captured_at, stall: taken.stall })
         };
+        let stages = self.inner.stages.clone();
+        let fork = async move { stages.time(OperationStage::FORK, fork).await };
         match self.inner.scope.spawn(format!("fork of {id}"), fork).await {
             Ok(forked) => forked,
             Err(_) => Err(self.not_found(id)),
@@ -561,8 +643,13 @@ impl Orchestrator {
             .ok_or_else(|| self.not_found(id))
     }
 
+    /// An entry that users may see.
+    fn shown(&self, id: SandboxId) -> Result<Arc<Entry>, AskError> {
+        self.entry(id).ok().filter(|entry| !entry.spec.internal).ok_or_else(|| self.not_found(id))
+    }
+
     fn not_found(&self, id: SandboxId) -> AskError {
-        AskError::NotFound { id, ended: self.read(|registry| registry.ended.get(&id).cloned()) }
+        AskError::NotFound { id, ended: self.read(|registry| registry.ended.get(&id).map(|past| past.why.clone())) }
     }
 
     // Each section below is one map operation or a short walk: the maps are valid after any panic in them.
@@ -573,6 +660,15 @@ impl Orchestrator {
     fn write<R>(&self, change: impl FnOnce(&mut Registry) -> R) -> R {
         change(&mut self.inner.registry.write().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// How creates have ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Creates {
+    /// There was a sandbox.
+    pub succeeded: u64,
+    /// There was none.
+    pub failed: u64,
 }
 
 impl Inner {
@@ -587,6 +683,7 @@ impl Inner {
             work_dir: self.parts.run_dir.join(id.to_string()),
             disk: DiskRecord { name: id.to_string() },
             disk_size,
+            unresponsive: false,
             machine: None,
             slot: None,
             boot: None,
@@ -620,9 +717,16 @@ fn prune(dir: &Path, keep: usize) {
 
 impl Registry {
     fn bury(&mut self, id: SandboxId, why: Ended) {
-        self.live.remove(&id);
-        self.ended.insert(id, why);
+        let journal =
+            self.live.remove(&id).filter(|entry| !entry.spec.internal).map(|entry| Arc::clone(&entry.journal));
+        self.ended.insert(id, Past { why, journal });
         self.ended_order.push_back(id);
+        // Counted from the newest: those whose time is over lose their journals one by one.
+        if let Some(oldest) = self.ended_order.len().checked_sub(JOURNALS + 1).and_then(|at| self.ended_order.get(at))
+            && let Some(past) = self.ended.get_mut(oldest)
+        {
+            past.journal = None;
+        }
         if self.ended_order.len() > REMEMBERED
             && let Some(oldest) = self.ended_order.pop_front()
         {

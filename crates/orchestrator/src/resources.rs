@@ -34,6 +34,9 @@ pub(crate) struct SandboxRow {
     pub(crate) disk: DiskRecord,
     /// Virtual size of the disk.
     pub(crate) disk_size: Bytes,
+    /// It is paused, and its guest did not answer then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) unresponsive: bool,
     /// Its VMM process, once started.
     pub(crate) machine: Option<MachineRecord>,
     /// Its network slot, once it has one.

@@ -151,6 +151,17 @@ pub struct Taken {
     pub stall: Duration,
 }
 
+/// What became of a fork.
+#[derive(Debug)]
+pub struct Forked {
+    /// The children, in no particular order.
+    pub children: Vec<Result<SandboxInfo, CreateError>>,
+    /// The instant of which they are copies.
+    pub captured_at: Timestamp,
+    /// How long the source's machine stood still.
+    pub stall: Duration,
+}
+
 /// Where the time of a start went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StartTimes {
@@ -189,6 +200,8 @@ pub struct SandboxInfo {
     pub auto_resume: bool,
     /// It is paused, and only its disk was kept.
     pub disk_only: bool,
+    /// It is paused, and its guest did not answer then.
+    pub unresponsive: bool,
     /// Where the time of its last start went.
     pub start_times: StartTimes,
     /// Token of the agent's port, for secure sandboxes.

@@ -10,10 +10,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::pause::sync_guest;
-use super::{Driver, Next};
+use super::{Driver, Next, millis};
+use crate::journal::Level;
 use crate::message::{CaptureKind, Refusal, Reply};
 use crate::resources::chain;
 use crate::sandbox::{AskError, Ended, Taken};
+use crate::stages::OperationStage;
 
 /// How a copy went wrong.
 enum Failure {
@@ -27,10 +29,10 @@ enum Failure {
 
 impl Driver {
     pub(super) async fn capture(&mut self, kind: CaptureKind, reply: Reply<Taken>) -> Next {
-        let phase = kind.phase();
+        let (phase, begun) = (kind.phase(), Instant::now());
         self.status.send_modify(|status| status.phase = phase);
         let (result, _) = {
-            let Self { id, parts, resources, row, base, spec, inbox, access_token, .. } = self;
+            let Self { id, parts, resources, row, base, spec, inbox, access_token, stages, .. } = self;
             let disk_only = kind == CaptureKind::Snapshot { disk_only: true };
             let work = async {
                 if disk_only {
@@ -53,6 +55,12 @@ impl Driver {
                 crash_point("capture.finished");
                 Ok(Taken { capture, spec: Arc::clone(spec), stall })
             };
+            let work = async {
+                match kind {
+                    CaptureKind::Snapshot { .. } => stages.time(OperationStage::CAPTURE, work).await,
+                    CaptureKind::Fork => work.await, // counted with its children
+                }
+            };
             inbox.during(phase, &CancellationToken::new(), work).await
         };
         self.status.send_modify(|status| status.phase = Phase::Running);
@@ -60,16 +68,20 @@ impl Driver {
             Ok(taken) => {
                 let stall_ms = taken.stall.as_millis() as u64;
                 info!(sandbox_id = %self.id, capture = %taken.capture.id(), ?kind, stall_ms, "sandbox was captured");
+                let (stall, took) = (stall_ms.to_string(), millis(begun));
+                self.journal.note(Level::Info, kind.done(), &[("stall_ms", &stall), ("took_ms", &took)]);
                 if let Err(Ok(taken)) = reply.send(Ok(taken)) {
                     taken.capture.doom(); // nobody waits for it any more
                 }
                 Next::Serve
             }
             Err(Failure::Ask(error)) => {
+                self.not_captured(kind, &chain(&error));
                 _ = reply.send(Err(Refusal::Failed(error)));
                 Next::Serve
             }
             Err(Failure::Capture(error)) => {
+                self.not_captured(kind, &chain(&error));
                 let error = AskError::Capture { id: self.id, source: Arc::new(error) };
                 _ = reply.send(Err(Refusal::Failed(error)));
                 Next::Serve
@@ -79,5 +91,10 @@ impl Driver {
                 Next::End(Ended::Stuck(chain(&error)))
             }
         }
+    }
+
+    fn not_captured(&self, kind: CaptureKind, reason: &str) {
+        let what = if kind == CaptureKind::Fork { "could not be forked" } else { "no snapshot could be taken" };
+        self.journal.note(Level::Warn, what, &[("reason", reason)]);
     }
 }

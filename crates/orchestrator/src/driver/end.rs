@@ -1,5 +1,6 @@
 //! Ways out: the end of a sandbox, and the end of a server that another will follow.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aenv_durable::crash_point;
@@ -9,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{Driver, Next};
+use crate::journal::Level;
 use crate::message::Message;
 use crate::resources::chain;
 use crate::sandbox::{Ended, StartTimes};
@@ -20,7 +22,7 @@ impl Driver {
     /// `Deleting`: gives everything back, however often that takes; whoever asked hears after the first attempt.
     pub(super) async fn end(mut self, why: &Ended) {
         self.close_down(Phase::Deleting);
-        let permits = std::sync::Arc::clone(&self.expiry_permits);
+        let permits = Arc::clone(&self.expiry_permits);
         let _permit = match why {
             // Many may expire at once. Whoever deletes one of them now does not wait for its turn among the expired.
             Ended::Expired => tokio::select! {
@@ -64,12 +66,24 @@ impl Driver {
             _ = self.inbox.during(Phase::Deleting, &wait, sleep).await;
             pause = (pause * 2).min(RELEASE_BACKOFF.1);
         }
+        self.tell_end(why).await;
         if matches!(why, Ended::Deleted | Ended::Expired | Ended::LeaseEnded | Ended::NodeShutdown) {
             _ = std::fs::remove_file(self.parts.serial_log(self.id)); // told nothing that anybody will look for
         }
         self.status.send_modify(|status| status.phase = Phase::Gone);
         info!(sandbox_id = %self.id, %why, "sandbox is gone");
         self.inbox.close().await;
+    }
+
+    /// With the guest's last words, whose file may go.
+    async fn tell_end(&self, why: &Ended) {
+        let journal = Arc::clone(&self.journal);
+        _ = tokio::task::spawn_blocking(move || journal.look_at_console()).await;
+        let level = match why {
+            Ended::Deleted | Ended::Expired | Ended::LeaseEnded | Ended::NodeShutdown => Level::Info,
+            Ended::MachineEnded(_) | Ended::Stuck(_) | Ended::StartFailed => Level::Error,
+        };
+        self.journal.note(level, "ended", &[("reason", &why.to_string())]);
     }
 
     /// Leaves the machine running for the next server.
@@ -103,6 +117,7 @@ impl Driver {
             Ok(()) => {
                 self.open_up(StartTimes::default());
                 info!(sandbox_id = %self.id, "took over a sandbox of a former server");
+                self.journal.note(Level::Info, "taken over by a new server", &[]);
                 Next::Serve
             }
             Err(how) => {

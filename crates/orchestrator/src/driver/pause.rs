@@ -11,11 +11,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{AGAIN, Driver, Next, PauseCause};
+use super::{AGAIN, Driver, Next, PauseCause, millis};
 use crate::guest;
+use crate::journal::Level;
 use crate::message::{Message, Refusal, Reply};
 use crate::resources::{Resources, Stage, chain};
 use crate::sandbox::{AskError, Ended, HowToPause};
+use crate::stages::OperationStage;
 
 /// Longest wait for a guest to write to its disk what only its memory has.
 const SYNC: Duration = Duration::from_secs(60);
@@ -27,14 +29,16 @@ impl Driver {
         let begun = Instant::now();
         let HowToPause { disk_only, if_responsive } = how;
         if if_responsive && !self.responds().await {
+            self.journal.note(Level::Warn, "not paused: its guest agent does not answer", &[]);
             for reply in askers {
                 _ = reply.send(Err(Refusal::Failed(AskError::Unresponsive { id: self.id })));
             }
             return Next::Serve;
         }
+        let unresponsive = !disk_only && !if_responsive && self.is_silent().await;
         self.close_down(Phase::Pausing);
         let (result, meanwhile) = {
-            let Self { id, parts, rows, resources, row, base, inbox, access_token, .. } = self;
+            let Self { id, parts, rows, resources, row, base, inbox, access_token, stages, .. } = self;
             let work = async {
                 if disk_only {
                     sync_guest(*id, resources, access_token.as_deref()).await?;
@@ -48,6 +52,7 @@ impl Driver {
                 crash_point("pause.finished");
                 let mut paused = row.clone();
                 paused.stage = Stage::Paused(capture.id());
+                paused.unresponsive = unresponsive;
                 match rows.put(id.to_string(), paused.clone()).await {
                     Ok(()) => *row = paused,
                     Err(error) => {
@@ -57,6 +62,7 @@ impl Driver {
                 }
                 Ok(capture)
             };
+            let work = stages.time(OperationStage::PAUSE, work);
             inbox.during(Phase::Pausing, &CancellationToken::new(), work).await
         };
         askers.extend(meanwhile.joined.into_iter().filter_map(|message| match message {
@@ -67,6 +73,14 @@ impl Driver {
             Ok(capture) => self.paused(capture, askers, disk_only, cause, begun).await,
             Err(error) => self.not_paused(error, askers, cause).await,
         }
+    }
+
+    /// Whether the guest's agent, which was not heard of lately, does not answer. One that was is not asked again: that
+    /// would cost each pause a round trip.
+    async fn is_silent(&self) -> bool {
+        let lately = 2 * self.parts.config.sample_interval;
+        let heard = self.status.borrow().live.as_ref().is_some_and(|live| live.pulse.within(lately));
+        !heard && !self.responds().await
     }
 
     /// Whether the guest's agent answers.
@@ -90,8 +104,16 @@ impl Driver {
         self.status.send_modify(|status| {
             status.phase = Phase::Paused;
             status.disk_only = disk_only;
+            status.unresponsive = self.row.unresponsive;
         });
         info!(sandbox_id = %self.id, took_ms = begun.elapsed().as_millis() as u64, ?cause, "sandbox is paused");
+        let (kept, took) = (if disk_only { "disk" } else { "memory and disk" }, millis(begun));
+        let fields = [("cause", cause.name()), ("kept", kept), ("took_ms", &*took)];
+        let (level, what) = match self.row.unresponsive {
+            false => (Level::Info, "paused"),
+            true => (Level::Warn, "paused; its guest agent did not answer"),
+        };
+        self.journal.note(level, what, &fields);
         for reply in askers {
             _ = reply.send(Ok(true));
         }
@@ -122,6 +144,8 @@ impl Driver {
 
     async fn not_paused(&mut self, error: AskError, askers: Vec<Reply<bool>>, cause: PauseCause) -> Next {
         warn!(sandbox_id = %self.id, error = chain(&error), "sandbox could not be paused");
+        let reason = chain(&error);
+        self.journal.note(Level::Warn, "could not be paused", &[("cause", cause.name()), ("reason", &reason)]);
         let next = match self.go_on().await {
             Ok(()) => {
                 if cause == PauseCause::Expired {

@@ -8,10 +8,12 @@ use aenv_model::Phase;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Driver, Next, after};
+use super::{Driver, Next, after, millis};
+use crate::journal::Level;
 use crate::message::{Message, Refusal, Reply};
 use crate::resources::{Stage, chain};
 use crate::sandbox::{AskError, CreateError, Source};
+use crate::stages::OperationStage;
 use crate::start::{Start, start};
 
 impl Driver {
@@ -25,7 +27,20 @@ impl Driver {
         let cancel = self.shutdown.child_token();
         let before = self.row.clone();
         let (result, meanwhile) = {
-            let Self { parts, rows, blanks, spec, access_token, start_permits, row, resources, base, inbox, .. } = self;
+            let Self {
+                parts,
+                rows,
+                blanks,
+                spec,
+                access_token,
+                start_permits,
+                row,
+                resources,
+                base,
+                inbox,
+                stages,
+                ..
+            } = self;
             let source = Source { capture: Some(capture.clone()), image: None };
             let starting = async {
                 // What a pause could not give back.
@@ -35,14 +50,19 @@ impl Driver {
                 let _permit = begin.permit(start_permits).await?;
                 let started = start(&begin, source, row, resources).await?;
                 *base = started.base;
-                let running =
-                    crate::resources::SandboxRow { stage: Stage::Running, end_at: after(life), ..row.clone() };
+                let running = crate::resources::SandboxRow {
+                    stage: Stage::Running,
+                    end_at: after(life),
+                    unresponsive: false,
+                    ..row.clone()
+                };
                 let recorded = rows.put(id.to_string(), running.clone()).await;
                 crash_point("resume.recorded");
                 recorded.map_err(CreateError::in_step(id, "record the sandbox"))?;
                 *row = running;
                 Ok(started.times)
             };
+            let starting = stages.time(OperationStage::RESUME, starting);
             inbox.during(Phase::Resuming, &cancel, starting).await
         };
         for message in meanwhile.joined {
@@ -58,6 +78,7 @@ impl Driver {
                 self.row.end_at = self.row.end_at.max(after(life));
                 self.open_up(times);
                 info!(sandbox_id = %id, took_ms = begun.elapsed().as_millis() as u64, ?times, "sandbox is resumed");
+                self.journal.note(Level::Info, "resumed", &[("took_ms", &millis(begun))]);
                 for reply in askers {
                     _ = reply.send(Ok(true));
                 }
@@ -68,6 +89,7 @@ impl Driver {
             }
             Err(error) => {
                 warn!(sandbox_id = %id, error = chain(&error), "sandbox could not be resumed");
+                self.journal.note(Level::Warn, "could not be resumed", &[("reason", &chain(&error))]);
                 self.status.send_modify(|status| status.phase = Phase::Paused);
                 match self.resources.release(self.parts.disks.as_ref()).await {
                     Ok(()) => {

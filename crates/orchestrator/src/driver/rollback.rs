@@ -9,10 +9,12 @@ use aenv_snapshot::Capture;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Driver, Next};
+use super::{Driver, Next, millis};
+use crate::journal::Level;
 use crate::message::{Refusal, Reply};
 use crate::resources::{Resources, SandboxRow, chain};
 use crate::sandbox::{AskError, CreateError, Source};
+use crate::stages::OperationStage;
 use crate::start::{Start, Started, start};
 
 impl Driver {
@@ -20,7 +22,7 @@ impl Driver {
     /// next one keeps that and ends the other.
     pub(super) async fn roll_back(&mut self, capture: Capture, reply: Reply<()>) -> Next {
         let begun = Instant::now();
-        let id = self.id;
+        let (id, to) = (self.id, capture.manifest().captured_at.to_string());
         self.status.send_modify(|status| status.phase = Phase::RollingBack);
         let cancel = self.shutdown.child_token();
         let name = SandboxId::new().to_string();
@@ -36,7 +38,7 @@ impl Driver {
         };
         let mut resources = Resources::default();
         let (result, meanwhile) = {
-            let Self { parts, rows, blanks, spec, access_token, start_permits, row: present, inbox, .. } = self;
+            let Self { parts, rows, blanks, spec, access_token, start_permits, row: present, inbox, stages, .. } = self;
             let access_token = access_token.as_deref();
             let begin = Start { parts, rows, id, present: Some(present), spec, access_token, blanks, cancel: &cancel };
             let source = Source { capture: Some(capture), image: None };
@@ -49,6 +51,7 @@ impl Driver {
                 recorded.map_err(CreateError::in_step(id, "record the machine"))?;
                 Ok((started, swapped))
             };
+            let starting = stages.time(OperationStage::ROLLBACK, starting);
             inbox.during(Phase::RollingBack, &cancel, starting).await
         };
         match result {
@@ -60,6 +63,7 @@ impl Driver {
                 self.row = swapped;
                 self.open_up(times);
                 info!(sandbox_id = %id, took_ms = begun.elapsed().as_millis() as u64, ?times, "sandbox is rolled back");
+                self.journal.note(Level::Info, "rolled back", &[("to", &to), ("took_ms", &millis(begun))]);
                 _ = reply.send(Ok(()));
                 self.end_beside(resources).await;
                 crash_point("rollback.ended");
@@ -67,6 +71,7 @@ impl Driver {
             }
             Err(error) => {
                 warn!(sandbox_id = %id, error = chain(&error), "sandbox could not be rolled back");
+                self.journal.note(Level::Warn, "could not be rolled back", &[("reason", &chain(&error))]);
                 self.status.send_modify(|status| status.phase = Phase::Running);
                 self.end_beside(resources).await;
                 let failed = Refusal::Failed(AskError::Rollback { id, source: Arc::new(error) });

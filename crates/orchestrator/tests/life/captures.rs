@@ -117,7 +117,7 @@ async fn a_pause_of_the_disk_alone_boots_when_it_is_resumed() {
 async fn forks_share_a_capture_that_goes_with_the_last_of_them() {
     let bench = Bench::new().await;
     let id = bench.running().await;
-    let (children, _) = bench.orchestrator.fork(id, 4, None).await.unwrap();
+    let children = bench.orchestrator.fork(id, 4, None).await.unwrap().children;
     let children: Vec<_> = children.into_iter().map(|child| child.unwrap()).collect();
     assert_eq!(bench.phase(id), Some(Phase::Running));
     let mut tokens: Vec<_> = children.iter().map(|child| child.access_token.clone().unwrap()).collect();

@@ -9,7 +9,7 @@ async fn a_lease_that_is_not_renewed_ends_its_sandboxes_and_their_children() {
     let under = |bench: &Bench| bench.sandbox_with(|spec| spec.lease = Some(lease.id));
     let one = bench.orchestrator.create(under(&bench)).await.unwrap().id;
     let two = bench.orchestrator.create(under(&bench)).await.unwrap().id;
-    let (children, _) = bench.orchestrator.fork(one, 1, None).await.unwrap();
+    let children = bench.orchestrator.fork(one, 1, None).await.unwrap().children;
     let child = children.into_iter().next().unwrap().unwrap().id;
     bench.orchestrator.pause(two, HowToPause::default()).await.unwrap();
     let other = bench.running().await;

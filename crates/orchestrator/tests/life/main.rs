@@ -3,6 +3,7 @@
 mod ahead;
 mod captures;
 mod lives;
+mod observed;
 mod simulation;
 mod starts;
 mod support;

@@ -135,7 +135,7 @@ fn ask<'a>(bench: &'a Bench, world: &World, act: &Act) -> Option<BoxFuture<'a, B
         Act::Fork(number, count) => {
             let (id, count) = (world.sandbox(*number)?, *count);
             Box::pin(async move {
-                let children = orchestrator.fork(id, count, None).await.map(|(children, _)| children);
+                let children = orchestrator.fork(id, count, None).await.map(|forked| forked.children);
                 let made = children.unwrap_or_default().into_iter().filter_map(|child| child.ok().map(|info| info.id));
                 (made.collect(), None)
             })

@@ -45,6 +45,8 @@ pub(crate) struct Guest {
     pub(crate) inits: Arc<Mutex<Vec<serde_json::Value>>>,
     /// Commands that run.
     pub(crate) commands: Arc<AtomicUsize>,
+    /// How often it was asked what it uses.
+    pub(crate) samples: Arc<AtomicUsize>,
 }
 
 impl Guest {
@@ -56,6 +58,7 @@ impl Guest {
             silent: Arc::default(),
             inits: Arc::default(),
             commands: Arc::default(),
+            samples: Arc::default(),
         };
         let (healthy, silent, inits) = (guest.healthy.clone(), guest.silent.clone(), guest.inits.clone());
         let health = move || async move {
@@ -69,6 +72,16 @@ impl Guest {
             StatusCode::NO_CONTENT
         };
         let sync = || async { StatusCode::NO_CONTENT };
+        let (healthy, samples) = (guest.healthy.clone(), guest.samples.clone());
+        let usage = move || async move {
+            let number = samples.fetch_add(1, Ordering::SeqCst);
+            let usage = serde_json::json!({
+                "ts": 1, "cpu_count": 2, "cpu_used_pct": 12.5, "mem_total": 4096, "mem_used": number, "mem_cache": 7,
+                "mem_total_mib": 0, "mem_used_mib": 0, "disk_used": 1, "disk_total": 2,
+            });
+            let status = if healthy.load(Ordering::SeqCst) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            (status, Json(usage))
+        };
         let commands = guest.commands.clone();
         let list = move || async move {
             let processes = vec![serde_json::json!({"pid": 1}); commands.load(Ordering::SeqCst)];
@@ -78,6 +91,7 @@ impl Guest {
             .route("/health", get(health))
             .route("/init", post(init))
             .route("/sync", post(sync))
+            .route("/metrics", get(usage))
             .route("/process.Process/List", post(list));
         tokio::spawn(async move { axum::serve(listener, router).await });
         guest
