@@ -300,7 +300,7 @@ impl Client {
     ) -> Result<BuildStatus, ClientError> {
         let path = format!("/templates/{}/builds/{build}/status", segment(template));
         let number = |value: Option<usize>| value.map(|n| n.to_string());
-        let level = query.level.map(|level| format!("{level:?}").to_lowercase());
+        let level = query.level.map(|level| level.name().to_owned());
         let query = [("logsOffset", number(query.logs_offset)), ("limit", number(query.limit)), ("level", level)];
         let what = format!("GET {path}");
         let response = self.send(Method::GET, &path, &query, None::<&()>).await?;

@@ -11,6 +11,7 @@ mod client;
 mod error;
 mod list;
 mod network;
+mod observe;
 mod page;
 mod sandbox;
 mod template;
@@ -19,11 +20,14 @@ pub use client::{Client, ClientError, Page, http_builder};
 pub use error::ApiErrorBody;
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
+pub use observe::{
+    SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
+};
 pub use page::{Cursor, Order, ParseCursorError, paginate};
 pub use sandbox::{
     AttachedDrive, AutoResume, Batch, ConnectRequest, DriveSource, ForkRequest, ForkResult, Lease, LeaseRenewal,
     Lifecycle, ListedSandbox, NewBatch, NewColdSandbox, NewLease, NewSandbox, NewSnapshot, OnTimeout, PauseMode,
-    PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo,
+    PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo, SnapshotStatus,
     TimeoutRequest, VolumeMount,
 };
 pub use template::{

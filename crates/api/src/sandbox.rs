@@ -304,6 +304,17 @@ pub enum PauseMode {
     Filesystem,
 }
 
+impl PauseMode {
+    /// Its name on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Filesystem => "filesystem",
+        }
+    }
+}
+
 /// `lifecycle` of a sandbox's detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -448,6 +459,22 @@ pub struct NewSnapshot {
     /// `false`: only the disk is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<bool>,
+    /// `false`: the answer does not wait until other nodes have it. Not in E2B's API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<bool>,
+}
+
+/// Where a snapshot stands on its way to other nodes. On its own node sandboxes start from it in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotStatus {
+    /// It is on its way.
+    Publishing,
+    /// All who are to have it have it.
+    #[default]
+    Ready,
+    /// It stays on its node.
+    Failed,
 }
 
 /// A snapshot of a sandbox.
@@ -469,10 +496,22 @@ pub struct SnapshotInfo {
     /// Root disk in MiB.
     #[serde(default, rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// The instant of it.
+    /// When it was recorded.
     pub created_at: Timestamp,
     /// When its record last changed.
     pub updated_at: Timestamp,
+    /// The instant of which it is: all that it holds is of one instant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub captured_at: Option<Timestamp>,
+    /// What it holds of that instant. The disk alone is as its guest has written it, on request, just before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistency: Option<PauseMode>,
+    /// Where it stands on its way to other nodes.
+    #[serde(default)]
+    pub status: SnapshotStatus,
+    /// Why it stays on its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// Body of `POST /sandboxes/{id}/timeout`. Replaces the end of its time: may shorten it, 0 ends it at once.

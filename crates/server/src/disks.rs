@@ -11,11 +11,14 @@ use aenv_model::Bytes;
 use async_trait::async_trait;
 use tracing::warn;
 
+use crate::metrics::Metrics;
+
 /// Takes a lease on the layers before a disk is made, and gives it back when the disk is gone.
 #[derive(Debug)]
 pub(crate) struct LeasedDisks {
     pub(crate) disks: Arc<LayeredDiskStore>,
     pub(crate) cache: ImageCache,
+    pub(crate) metrics: Metrics,
 }
 
 /// What a lease takes: a block of its file.
@@ -40,7 +43,7 @@ impl LeasedDisks {
 impl DiskStore for LeasedDisks {
     async fn create(&self, name: &str, base: &Path, size: Option<Bytes>) -> Result<Disk, CreateDiskError> {
         self.keep_layers(name, base).await?;
-        let made = self.disks.create(name, base, size).await;
+        let made = self.metrics.device("create_runtime_overlaybd", self.disks.create(name, base, size)).await;
         // While the disk may still be there, so is the lease: whoever removes the disk removes both.
         if made.is_err()
             && let Err(error) = self.remove(&DiskRecord { name: name.to_owned() }).await
@@ -51,7 +54,7 @@ impl DiskStore for LeasedDisks {
     }
 
     async fn remove(&self, record: &DiskRecord) -> io::Result<()> {
-        self.disks.remove(record).await?;
+        self.metrics.device("delete", self.disks.remove(record)).await?;
         self.cache.release(LeaseKind::Runtime, &record.name).await.map_err(io::Error::other)
     }
 }

@@ -8,6 +8,7 @@
 pub mod config;
 mod disks;
 mod http;
+mod metrics;
 mod node;
 mod repository;
 mod secrets;

@@ -31,7 +31,8 @@ use tracing::{info, warn};
 
 use crate::config::{Config, UpperMode, VirtualizationMode};
 use crate::disks::LeasedDisks;
-use crate::http::{App, AppParts, NodeRoutes, Once, router};
+use crate::http::{App, AppParts, LastLedger, NodeRoutes, Once, router};
+use crate::metrics::{MeteredBacking, Metrics};
 use crate::repository;
 use crate::secrets::{ApiKey, token_seed};
 use crate::serve::serve;
@@ -135,14 +136,17 @@ impl Node {
         };
         let seed = TokenSeed::new(&seed).context("sandbox.access_token_hash_seed must not be blank")?;
         let store = Store::open(&config.home_path.join("node.redb"))?;
-        let shared = repository::open(&config)?;
+        let metrics = Metrics::default();
+        let shared = repository::open(&config, &metrics)?;
 
         let tag = node_tag(&config.home_path)?;
         let cache = ImageCache::open(&config.image.cache.root_dir, &tag, config.image.cache.cache());
         let cache = cache.context("open the image cache")?;
         let layered = Arc::new(LayeredDiskStore::new(storage.client(), &layout.disks, upper_mode(&config)));
-        let disks: Arc<dyn DiskStore> = Arc::new(LeasedDisks { disks: Arc::clone(&layered), cache: cache.clone() });
+        let disks: Arc<dyn DiskStore> =
+            Arc::new(LeasedDisks { disks: Arc::clone(&layered), cache: cache.clone(), metrics: metrics.clone() });
         let backing = HostBacking { client: storage.client(), disks: layered };
+        let backing = MeteredBacking { backing, metrics: metrics.clone() };
         let captures = CaptureStore::open(&layout.captures, Arc::new(backing))?;
         let former = Former::read(&store)?;
         // Work of a former server ended with it.
@@ -256,6 +260,8 @@ impl Node {
                 blockd: storage.client(),
                 sandboxes_dir: layout.sandboxes,
                 captures_dir: layout.captures,
+                metrics,
+                last_ledger: LastLedger::default(),
             }),
         };
         let runtime_path = layout.slots;

@@ -12,10 +12,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{BackendKind, Config};
+use crate::metrics::{MeteredStore, Metrics};
 
 /// What nodes share. `None`: nothing is configured. The store is not asked anything yet: a node whose store is out of reach
 /// starts, with what it has of its own. Blocking, for a moment.
-pub(crate) fn open(config: &Config) -> Result<Option<Shared>> {
+pub(crate) fn open(config: &Config, metrics: &Metrics) -> Result<Option<Shared>> {
     let store: Arc<dyn ObjectStore> = match config.snapshot.repository_backend {
         None => return Ok(None),
         Some(BackendKind::PosixFs) => {
@@ -36,6 +37,7 @@ pub(crate) fn open(config: &Config) -> Result<Option<Shared>> {
     let cache = ArtifactCache::open(dir, Bytes::gib(config.backend.oss.cache_max_size_gb));
     let cache = cache.with_context(|| format!("open {} (snapshot.local_cache_path)", dir.display()))?;
     info!(repository = store.name(), "templates and snapshots are shared");
+    let store = Arc::new(MeteredStore { store, metrics: metrics.clone() });
     let repository = Repository::new(store, Options { packing, ..Options::default() }, Clock::system());
     Ok(Some(Shared { repository, cache }))
 }

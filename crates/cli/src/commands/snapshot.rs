@@ -10,7 +10,7 @@ use crate::progress::StatusLine;
 pub(crate) async fn create(client: &Client, creation: &SnapshotCreation) -> anyhow::Result<()> {
     let sandbox = creation.sandbox_id;
     let status = StatusLine::while_waiting(&format!("Taking a snapshot of sandbox {sandbox}"));
-    let request = NewSnapshot { name: creation.name.clone(), memory: None };
+    let request = NewSnapshot { name: creation.name.clone(), memory: None, wait: None };
     let snapshot = client.create_snapshot(sandbox, &request).await?;
     drop(status);
     Ok(output::line(format_args!("Created snapshot {}", snapshot.snapshot_id))?)

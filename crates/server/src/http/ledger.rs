@@ -4,18 +4,22 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use aenv_vmm_driver::find_by_work_dir;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::App;
 use super::error::ApiError;
 
 /// One kind of thing.
 #[derive(Debug, Serialize)]
-pub(super) struct Account {
+pub(crate) struct Account {
     /// How many the records own.
     owned: usize,
     /// How many there are.
@@ -36,7 +40,7 @@ impl Account {
 /// The answer.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     /// Nothing is without an owner.
     clean: bool,
     /// VMM processes, by their private directories.
@@ -65,7 +69,49 @@ struct Counts {
     live: usize,
 }
 
+impl Ledger {
+    /// By kind: how many are owned, live, and live without an owner.
+    pub(super) fn counts(&self) -> Vec<(&'static str, [i64; 3])> {
+        let accounts = [
+            ("machines", &self.machines),
+            ("work_dirs", &self.work_dirs),
+            ("disks", &self.disks),
+            ("memories", &self.memories),
+        ];
+        let counted = accounts.map(|(kind, account)| (kind, [account.owned, account.live, account.unowned.len()]));
+        let Counts { owned, live } = self.slots;
+        let slots = ("slots", [owned, live, live.saturating_sub(owned)]);
+        counted.into_iter().chain([slots]).map(|(kind, counts)| (kind, counts.map(|count| count as i64))).collect()
+    }
+}
+
+/// How long a ledger is good enough for whoever may ask at any time: to take one is work.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// The ledger that was taken last.
+#[derive(Debug, Default)]
+pub(crate) struct LastLedger(Mutex<Option<(Instant, Arc<Ledger>)>>);
+
+/// A ledger of the last few seconds.
+pub(super) async fn recent(app: &App) -> Result<Arc<Ledger>, ApiError> {
+    // Whoever comes while one is taken waits for it.
+    let mut last = app.last_ledger.0.lock().await;
+    if let Some((taken, ledger)) = &*last
+        && taken.elapsed() < FRESH
+    {
+        return Ok(Arc::clone(ledger));
+    }
+    let ledger = Arc::new(take(app).await?);
+    *last = Some((Instant::now(), Arc::clone(&ledger)));
+    Ok(ledger)
+}
+
+/// `GET /debug/ledger`: always a fresh one.
 pub(super) async fn show(State(app): State<App>) -> Result<Json<Ledger>, ApiError> {
+    take(&app).await.map(Json)
+}
+
+async fn take(app: &App) -> Result<Ledger, ApiError> {
     // What is there comes first: what goes meanwhile has its record longer than itself.
     let devices = app.blockd.list().await.map_err(|error| ApiError::unavailable(format!("ask blockd: {error}")))?;
     let (run_dir, netns) = (app.sandboxes_dir.clone(), app.config.runtime_path.join("netns"));
@@ -108,7 +154,7 @@ pub(super) async fn show(State(app): State<App>) -> Result<Json<Ledger>, ApiErro
     };
     let accounts = [&ledger.machines, &ledger.work_dirs, &ledger.disks, &ledger.memories];
     let clean = accounts.iter().all(|account| account.unowned.is_empty());
-    Ok(Json(Ledger { clean, ..ledger }))
+    Ok(Ledger { clean, ..ledger })
 }
 
 fn paths(dir: &Path) -> Vec<String> {

@@ -4,7 +4,7 @@
 //! request ─▶ names a sandbox (host, /proxy, routing headers)? ──yes─▶ data plane: proxy
 //!                     │ no
 //!                     ▼
-//!            /health ─▶ 204       anything else: API key ─▶ handler ─▶ orchestrator, templates
+//!  /health ─▶ 204 · /metrics    anything else: API key ─▶ handler ─▶ orchestrator, templates
 //! ```
 
 mod auth;
@@ -15,8 +15,11 @@ mod cold;
 mod error;
 mod ledger;
 mod machine;
+mod observe;
 mod once;
 mod routes;
+mod scrape;
+pub(crate) use ledger::LastLedger;
 pub(crate) use once::Once;
 pub(crate) use routes::NodeRoutes;
 mod sandboxes;
@@ -34,7 +37,7 @@ use aenv_block_client::BlockdClient;
 use aenv_model::Bytes;
 use aenv_network::SlotPool;
 use aenv_orchestrator::{Orchestrator, TokenSeed};
-use aenv_proxy::{Proxy, Targets};
+use aenv_proxy::{Proxy, Targets, Via};
 use aenv_template::Templates;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode};
@@ -44,14 +47,22 @@ use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 
 use crate::config::Config;
+use crate::metrics::Metrics;
 use crate::secrets::ApiKey;
 use error::ApiError;
+use scrape::Counted;
 
 /// Sent with a new sandbox so that a gateway can note where it lives.
 const SANDBOX_ID_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
 
 /// How long the machine of a fork's or a snapshot's source stood still, in milliseconds.
 const STALL_HEADER: HeaderName = HeaderName::from_static("x-agentenv-stall-ms");
+
+/// The instant of which a fork or a snapshot is.
+const CAPTURED_AT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-captured-at");
+
+/// What a fork or a snapshot holds of that instant: `full` or `filesystem`.
+const CONSISTENCY_HEADER: HeaderName = HeaderName::from_static("x-agentenv-consistency");
 
 /// What handlers need. Cloning shares it.
 #[derive(Debug, Clone)]
@@ -78,6 +89,8 @@ pub(crate) struct AppParts {
     /// Private directories of sandboxes.
     pub(crate) sandboxes_dir: PathBuf,
     pub(crate) captures_dir: PathBuf,
+    pub(crate) metrics: Metrics,
+    pub(crate) last_ledger: LastLedger,
 }
 
 impl std::ops::Deref for App {
@@ -107,6 +120,10 @@ pub(crate) fn router(app: App) -> Router {
         .route("/sandboxes/{id}/fork", post(sandboxes::fork))
         .route("/sandboxes/{id}/rollback", post(sandboxes::roll_back))
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
+        .route("/sandboxes/{id}/metrics", get(observe::metrics))
+        .route("/sandboxes/metrics", get(observe::all_metrics))
+        .route("/sandboxes/{id}/logs", get(observe::logs_v1))
+        .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
         .route("/snapshots", get(snapshots::list))
         .route("/snapshots/{id}", get(snapshots::detail))
         .route("/debug/ledger", get(ledger::show))
@@ -124,14 +141,16 @@ pub(crate) fn router(app: App) -> Router {
         .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
         // Known calls of the API that this version does not have: a client learns which, and that it is not a typo.
         .route("/sandboxes/{id}/network", axum::routing::put(unsupported))
-        .route("/sandboxes/{id}/metrics", get(unsupported))
-        .route("/sandboxes/{id}/logs", get(unsupported))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn_with_state(app.clone(), auth::require_key));
+        .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
+        .layer(middleware::from_fn(scrape::note_route));
     Router::new()
         .route("/health", get(health).fallback(no_method))
-        .route("/uploads/{hash}", axum::routing::put(uploads::receive).fallback(no_method).with_state(app.clone()))
+        .route("/metrics", get(scrape::show).fallback(no_method))
+        .route("/uploads/{hash}", axum::routing::put(uploads::receive).fallback(no_method))
+        .route_layer(middleware::from_fn(scrape::note_route))
+        .with_state(app.clone())
         .fallback_service(api.with_state(app.clone()))
         .layer(middleware::from_fn_with_state(app, data_plane_first))
 }
@@ -142,11 +161,18 @@ async fn health() -> StatusCode {
 
 /// A request that names a sandbox is the sandbox's, whatever its path: a service may well have a `/sandboxes` of its own.
 async fn data_plane_first(State(app): State<App>, request: Request, next: Next) -> Response {
-    match app.targets.of(&request) {
-        None => next.run(request).await,
-        Some(Ok(target)) => app.proxy.handle(request, target).await.map(axum::body::Body::new),
-        Some(Err(problem)) => ApiError::new(StatusCode::BAD_REQUEST, problem.to_string()).into_response(),
-    }
+    let counted = Counted::begin(&request);
+    let (via, response) = match app.targets.of(&request) {
+        None => (None, next.run(request).await),
+        Some(Ok(target)) => (Some(target.via), app.proxy.handle(request, target).await.map(axum::body::Body::new)),
+        Some(Err(problem)) => {
+            // Headers, or a prefix without them.
+            let refusal = ApiError::new(StatusCode::BAD_REQUEST, problem.to_string()).into_response();
+            (Some(Via::Headers), refusal)
+        }
+    };
+    counted.end(&app, via, &response);
+    response
 }
 
 async fn no_route(request: Request) -> ApiError {

@@ -14,14 +14,14 @@ use aenv_orchestrator::{GuestDefaults, HowToPause, Image, OnExpiry, SandboxInfo,
 use aenv_template::ReadyImageFiles;
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 
 use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
 use super::once::Once;
-use super::{App, SANDBOX_ID_HEADER, STALL_HEADER, page};
+use super::{App, CAPTURED_AT_HEADER, CONSISTENCY_HEADER, SANDBOX_ID_HEADER, STALL_HEADER, page};
 
 /// What `connect` gives a sandbox whose client names no time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -212,7 +212,11 @@ async fn filtered(app: &App, filter: &ListFilter) -> Result<Vec<ListedSandbox>, 
     let template = filter.template.as_deref();
     // A filter by a name means the template of that name, also for sandboxes made before it was renamed or rebuilt.
     let template_id = match template {
-        Some(reference) => app.templates.find(reference).await?.map(|record| record.id),
+        Some(reference) => match app.templates.find(reference).await? {
+            Some(record) => Some(record.id),
+            // Sandboxes may come from a snapshot, and outlive what they come from.
+            None => app.templates.snapshot(reference).await?.map_or_else(|| reference.parse().ok(), |of| Some(of.id)),
+        },
         None => None,
     };
     let listed = (app.orchestrator.list())
@@ -393,18 +397,25 @@ pub(super) async fn fork(
         return Err(ApiError::bad_request(format!("invalid field count: {count}, expected 1 to {FORK_LIMIT}")));
     }
     let life = request.timeout.map(|secs| Duration::from_secs(secs.into()));
-    let (children, stall) = app.orchestrator.fork(id, count as usize, life).await?;
-    let results = children.into_iter().map(|child| match child {
+    let forked = app.orchestrator.fork(id, count as usize, life).await?;
+    let results = forked.children.into_iter().map(|child| match child {
         Ok(info) => ForkResult { sandbox: Some(answer(&app, info)), error: None },
         Err(error) => ForkResult { sandbox: None, error: Some(ApiError::from(error).into_body()) },
     });
     let results: Vec<_> = results.collect();
-    Ok((StatusCode::CREATED, [(STALL_HEADER, stall_text(stall))], Json(results)).into_response())
+    // A fork always has memory.
+    let copied = copied(forked.stall, forked.captured_at, PauseMode::Full);
+    Ok((StatusCode::CREATED, copied, Json(results)).into_response())
 }
 
-/// How long a machine stood still, for headers: milliseconds.
-pub(super) fn stall_text(stall: Duration) -> String {
-    format!("{:.1}", stall.as_secs_f64() * 1000.0)
+/// What copies of a sandbox say of themselves: how long its machine stood still, in milliseconds; the instant of which they
+/// are; and what of it they hold.
+pub(super) fn copied(stall: Duration, captured_at: Timestamp, holds: PauseMode) -> [(HeaderName, String); 3] {
+    [
+        (STALL_HEADER, format!("{:.1}", stall.as_secs_f64() * 1000.0)),
+        (CAPTURED_AT_HEADER, captured_at.to_string()),
+        (CONSISTENCY_HEADER, holds.name().to_owned()),
+    ]
 }
 
 /// The id of a sandbox that users may see.
@@ -413,7 +424,7 @@ pub(super) fn visible(app: &App, text: &str) -> Result<SandboxId, ApiError> {
 }
 
 /// Whatever is no id of ours names no sandbox: SDKs count on 404 for any text.
-fn parse_id(text: &str) -> Result<SandboxId, ApiError> {
+pub(super) fn parse_id(text: &str) -> Result<SandboxId, ApiError> {
     text.parse().map_err(|_| ApiError::new(StatusCode::NOT_FOUND, format!("sandbox {text} not found")))
 }
 
@@ -440,6 +451,7 @@ pub(super) fn answer(app: &App, info: SandboxInfo) -> Sandbox {
 }
 
 fn listed(app: &App, info: SandboxInfo) -> ListedSandbox {
+    let unresponsive = info.unresponsive;
     // A life without end is told as a far but printable one.
     let far = Timestamp::from_second(Timestamp::now().as_second() + 100 * 365 * 86_400).unwrap_or(Timestamp::MAX);
     ListedSandbox {
@@ -456,6 +468,6 @@ fn listed(app: &App, info: SandboxInfo) -> ListedSandbox {
         alias: info.alias,
         metadata: info.metadata,
         volume_mounts: Vec::new(),
-        envd_unresponsive_at_pause: None,
+        envd_unresponsive_at_pause: unresponsive.then_some(true),
     }
 }

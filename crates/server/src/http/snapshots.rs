@@ -1,9 +1,9 @@
 //! Snapshot endpoints.
 
-use aenv_api::{Cursor, ListQuery, NewSnapshot, Order, SnapshotInfo, paginate};
+use aenv_api::{Cursor, ListQuery, NewSnapshot, Order, PauseMode, SnapshotInfo, SnapshotStatus, paginate};
 use aenv_image::ImageConfig;
-use aenv_orchestrator::GuestDefaults;
-use aenv_template::SnapshotRecord;
+use aenv_orchestrator::{GuestDefaults, Level, OperationStage, Taken};
+use aenv_template::{PublicationState, SnapshotRecord};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,8 +12,8 @@ use serde::Deserialize;
 
 use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
-use super::sandboxes::{stall_text, visible};
-use super::{App, STALL_HEADER, page};
+use super::sandboxes::{copied, visible};
+use super::{App, page};
 
 /// Query of `GET /snapshots`.
 #[derive(Debug, Default, Deserialize)]
@@ -26,7 +26,8 @@ pub(super) struct SnapshotQuery {
     next_token: Option<String>,
 }
 
-/// `POST /sandboxes/{id}/snapshots`: the sandbox stands still for a moment.
+/// `POST /sandboxes/{id}/snapshots`: the sandbox stands still for a moment. Waits until all nodes have the snapshot, unless it
+/// is told not to: then until this one has.
 pub(super) async fn create(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -41,14 +42,24 @@ pub(super) async fn create(
     let (orchestrator, templates) = (app.orchestrator.clone(), app.templates.clone());
     let take = async move {
         let taken = orchestrator.capture(id, request.memory == Some(false)).await.map_err(ApiError::from)?;
-        let config = image_config(&taken.spec.defaults);
-        let record = templates.add_snapshot(id, name, config, taken.capture).await?;
-        Ok::<_, ApiError>((record, taken.stall))
+        let Taken { capture, spec, stall } = taken;
+        let snapshot = aenv_template::NewSnapshot { sandbox: id, name, config: image_config(&spec.defaults) };
+        let add = async {
+            match request.wait {
+                Some(false) => templates.add_snapshot_soon(snapshot, capture).await,
+                _ => templates.add_snapshot(snapshot, capture).await,
+            }
+        };
+        let record = orchestrator.stages().time(OperationStage::PUBLISH, add).await.inspect_err(|error| {
+            orchestrator.note(id, Level::Warn, "a snapshot was not kept", &[("reason", &error.to_string())]);
+        })?;
+        Ok::<_, ApiError>((record, stall))
     };
     let (record, stall) = tokio::spawn(take).await.map_err(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the snapshot of sandbox {id} was not made"))
     })??;
-    Ok((StatusCode::CREATED, [(STALL_HEADER, stall_text(stall))], Json(info(&record))).into_response())
+    let copied = copied(stall, record.captured_at(), holds(&record));
+    Ok((StatusCode::CREATED, copied, Json(info(&record))).into_response())
 }
 
 /// `GET /snapshots`.
@@ -83,7 +94,16 @@ fn position(item: &SnapshotInfo) -> Cursor {
     Cursor { time: item.created_at, id: item.snapshot_id.to_string() }
 }
 
+fn holds(record: &SnapshotRecord) -> PauseMode {
+    if record.memory { PauseMode::Full } else { PauseMode::Filesystem }
+}
+
 fn info(record: &SnapshotRecord) -> SnapshotInfo {
+    let (status, reason) = match &record.publication {
+        PublicationState::Ready => (SnapshotStatus::Ready, None),
+        PublicationState::Publishing => (SnapshotStatus::Publishing, None),
+        PublicationState::Failed { reason } => (SnapshotStatus::Failed, Some(reason.clone())),
+    };
     SnapshotInfo {
         snapshot_id: record.id,
         names: record.name.clone().into_iter().collect(),
@@ -92,6 +112,10 @@ fn info(record: &SnapshotRecord) -> SnapshotInfo {
         disk_size_mb: record.disk_size.to_mib_ceil(),
         created_at: record.created_at,
         updated_at: record.created_at,
+        captured_at: Some(record.captured_at()),
+        consistency: Some(holds(record)),
+        status,
+        reason,
     }
 }
 
