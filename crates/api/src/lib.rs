@@ -11,6 +11,7 @@ mod client;
 mod error;
 mod list;
 mod network;
+mod node;
 mod observe;
 mod page;
 mod sandbox;
@@ -20,6 +21,7 @@ pub use client::{Client, ClientError, Page, http_builder};
 pub use error::ApiErrorBody;
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
+pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};
 pub use observe::{
     SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
 };

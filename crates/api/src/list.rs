@@ -127,7 +127,7 @@ impl ListQuery {
             started_after: started_after.transpose()?,
             template: self.template.clone(),
             limit: self.limit.as_deref().map(parse_limit).transpose()?,
-            cursor: self.next_token.as_deref().map(str::parse).transpose()?,
+            cursor: self.next_token.as_deref().filter(|token| !token.is_empty()).map(str::parse).transpose()?,
         })
     }
 }
@@ -260,6 +260,8 @@ mod tests {
         refuse(ListQuery { limit: some("0"), ..Default::default() }, "limit");
         refuse(ListQuery { limit: some("101"), ..Default::default() }, "limit");
         refuse(ListQuery { next_token: some("zzz"), ..Default::default() }, "nextToken");
+        let first = ListQuery { next_token: some(""), ..Default::default() };
+        assert_eq!(first.parse(), Ok(ListFilter::default()), "an empty one is none");
     }
 
     proptest! {

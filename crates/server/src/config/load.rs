@@ -32,6 +32,9 @@ const OVERRIDES: &[(&str, &str, Kind)] = &[
     ("AENV_UBLK_DAEMON_BINARY_PATH", "ublk.daemon_binary_path", Kind::Text),
     ("AENV_SNAPSHOT_LOCAL_CACHE_PATH", "snapshot.local_cache_path", Kind::Text),
     ("AENV_SNAPSHOT_STORE", "backend.posix_fs.snapshot_store", Kind::Text),
+    ("AENV_NODE_ID", "node_identity.node_id", Kind::Text),
+    ("AENV_CLUSTER_ID", "node_identity.cluster_id", Kind::Text),
+    ("AENV_SERVICE_INSTANCE_ID", "node_identity.service_instance_id", Kind::Text),
     ("AENV_UBLK_DAEMON_METRICS_LISTEN_ADDR", "ublk.daemon_metrics_listen_addr", Kind::Text),
 ];
 
@@ -80,6 +83,10 @@ const KEYS: &[&str] = &[
     "machine.mem_size_mib",
     "machine.vcpu_count",
     "network.internal.veth_cidr",
+    "node_identity.cluster_id",
+    "node_identity.node_id",
+    "node_identity.service_instance_id",
+    "observability.enabled",
     "orchestrator.auto_resume_min_sandbox_timeout_secs",
     "orchestrator.default_sandbox_timeout_secs",
     "orchestrator.max_concurrent_expiries",
@@ -87,6 +94,7 @@ const KEYS: &[&str] = &[
     "orchestrator.max_queued_starts",
     "orchestrator.on_stop",
     "orchestrator.resource_timeout_secs",
+    "orchestrator.sample_interval_secs",
     "pool.high_watermark",
     "pool.low_watermark",
     "pool.sandbox.idle_secs",

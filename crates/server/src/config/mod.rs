@@ -2,6 +2,7 @@
 //!
 //! Precedence per key: environment variable, then file, then built-in default. Read once, handed on as values.
 
+mod identity;
 mod load;
 mod repository;
 
@@ -17,6 +18,7 @@ use aenv_template::TemplateConfig;
 use aenv_vmm_driver::{DiskLimit, RateLimit};
 use serde::Deserialize;
 
+pub use identity::{NodeIdentityConfig, ObservabilityConfig};
 pub use repository::{
     BackendConfig, BackendKind, CompressionAlgorithm, OssConfig, PosixConfig, PublishCompressionConfig, SnapshotConfig,
 };
@@ -63,6 +65,10 @@ pub struct Config {
     pub sandbox: SandboxConfig,
     /// Host names of sandboxes.
     pub sandbox_proxy: SandboxProxyConfig,
+    /// What the node tells of itself.
+    pub observability: ObservabilityConfig,
+    /// Who it is.
+    pub node_identity: NodeIdentityConfig,
     /// What nodes share.
     pub snapshot: SnapshotConfig,
     /// Where that is.
@@ -90,6 +96,8 @@ impl Default for Config {
             template_build: TemplateConfig::default(),
             sandbox: SandboxConfig::default(),
             sandbox_proxy: SandboxProxyConfig::default(),
+            observability: ObservabilityConfig::default(),
+            node_identity: NodeIdentityConfig::default(),
             snapshot: SnapshotConfig::default(),
             backend: BackendConfig::default(),
         }

@@ -88,7 +88,9 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let retry_after = self.retry_after.map(|secs| [(RETRY_AFTER, secs)]);
+        // What may pass by itself says when to come again: clients that obey it do nothing else.
+        let passes = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let retry_after = self.retry_after.or(passes.then_some(1)).map(|secs| [(RETRY_AFTER, secs)]);
         (self.status, retry_after, Json(self.into_body())).into_response()
     }
 }

@@ -15,6 +15,7 @@ mod cold;
 mod error;
 mod ledger;
 mod machine;
+mod nodes;
 mod observe;
 mod once;
 mod routes;
@@ -47,6 +48,7 @@ use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 
 use crate::config::Config;
+use crate::host::CpuMeter;
 use crate::metrics::Metrics;
 use crate::secrets::ApiKey;
 use error::ApiError;
@@ -91,6 +93,7 @@ pub(crate) struct AppParts {
     pub(crate) captures_dir: PathBuf,
     pub(crate) metrics: Metrics,
     pub(crate) last_ledger: LastLedger,
+    pub(crate) cpu: CpuMeter,
 }
 
 impl std::ops::Deref for App {
@@ -127,6 +130,13 @@ pub(crate) fn router(app: App) -> Router {
         .route("/snapshots", get(snapshots::list))
         .route("/snapshots/{id}", get(snapshots::detail))
         .route("/debug/ledger", get(ledger::show))
+        .route("/nodes", get(nodes::list))
+        .route("/nodes/{id}", get(nodes::detail))
+        .route("/teams", get(nodes::teams))
+        .route(
+            "/sandboxes/{id}/custom-extension-params",
+            get(nodes::extension_params).patch(nodes::patch_extension_params),
+        )
         .route("/v3/templates", post(builds::create))
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))
