@@ -14,6 +14,7 @@ mod network;
 mod node;
 mod observe;
 mod page;
+mod plain;
 mod sandbox;
 mod template;
 
@@ -26,6 +27,7 @@ pub use observe::{
     SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
 };
 pub use page::{Cursor, Order, ParseCursorError, paginate};
+pub use plain::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
 pub use sandbox::{
     AttachedDrive, AutoResume, Batch, ConnectRequest, DriveSource, ForkRequest, ForkResult, Lease, LeaseRenewal,
     Lifecycle, ListedSandbox, NewBatch, NewColdSandbox, NewLease, NewSandbox, NewSnapshot, OnTimeout, PauseMode,

@@ -7,6 +7,7 @@
 
 pub mod config;
 mod disks;
+mod host;
 mod http;
 mod metrics;
 mod node;

@@ -31,6 +31,7 @@ use tracing::{info, warn};
 
 use crate::config::{Config, UpperMode, VirtualizationMode};
 use crate::disks::LeasedDisks;
+use crate::host::CpuMeter;
 use crate::http::{App, AppParts, LastLedger, NodeRoutes, Once, router};
 use crate::metrics::{MeteredBacking, Metrics};
 use crate::repository;
@@ -262,6 +263,7 @@ impl Node {
                 captures_dir: layout.captures,
                 metrics,
                 last_ledger: LastLedger::default(),
+                cpu: CpuMeter::default(),
             }),
         };
         let runtime_path = layout.slots;

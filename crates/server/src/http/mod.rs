@@ -18,6 +18,7 @@ mod machine;
 mod nodes;
 mod observe;
 mod once;
+mod plain;
 mod routes;
 mod scrape;
 pub(crate) use ledger::LastLedger;
@@ -123,6 +124,9 @@ pub(crate) fn router(app: App) -> Router {
         .route("/sandboxes/{id}/fork", post(sandboxes::fork))
         .route("/sandboxes/{id}/rollback", post(sandboxes::roll_back))
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
+        .route("/sandboxes/{id}/execute", post(plain::execute))
+        .route("/sandboxes/{id}/files/read", get(plain::read))
+        .route("/sandboxes/{id}/files/write", post(plain::write))
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/metrics", get(observe::all_metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))
