@@ -1,11 +1,12 @@
 //! The body of every answer that is not a success.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What went wrong, for programs (`code`, `error_code`) and for people (`message`).
 ///
 /// Official clients parse this body on every refusal, 401 included, and break on any other shape.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ApiErrorBody {
     /// The HTTP status again; clients branch on this one.
     pub code: u16,

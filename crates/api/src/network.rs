@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// `network` of a create request, given back by the sandbox's detail.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkConfig {
     /// `false`: requests to the sandbox's ports need its traffic token. Default true.
@@ -36,7 +37,7 @@ pub struct NetworkConfig {
 }
 
 /// A SOCKS5 proxy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressProxy {
     /// `host:port`.
@@ -53,7 +54,7 @@ pub struct EgressProxy {
 }
 
 /// TLS towards a SOCKS5 proxy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressProxyTls {
     /// Whether to use it at all.

@@ -1,10 +1,11 @@
 //! Nodes and teams, as far as one node that serves one team has them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A node, in lists and on its own.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
     /// Its id.
@@ -42,7 +43,7 @@ pub struct Node {
 }
 
 /// A node's processors.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineInfo {
     /// Family, as the processor says.
@@ -56,7 +57,7 @@ pub struct MachineInfo {
 }
 
 /// What is used of a node.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMetrics {
     /// Virtual CPUs of sandboxes that are not paused.
@@ -82,7 +83,7 @@ pub struct NodeMetrics {
 }
 
 /// A file system of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDisk {
     /// Where it is.
@@ -98,7 +99,7 @@ pub struct NodeDisk {
 }
 
 /// A team. There is one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Team {
     /// Its id.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use aenv_model::SandboxId;
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::template::LogLevel;
 
 /// What a sandbox used of its machine at one instant. Every field is required by official clients.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxMetric {
     /// The instant.
@@ -33,14 +34,15 @@ pub struct SandboxMetric {
 }
 
 /// Answer to `GET /sandboxes/metrics`: the newest sample of each that has one.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxesWithMetrics {
     /// By sandbox.
+    #[schemars(with = "BTreeMap<String, SandboxMetric>")]
     pub sandboxes: BTreeMap<SandboxId, SandboxMetric>,
 }
 
 /// Answer to `GET /sandboxes/{id}/logs`: the same entries in two forms.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxLogs {
     /// Each as a line.
@@ -51,7 +53,7 @@ pub struct SandboxLogs {
 }
 
 /// An entry of a sandbox's log as a line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxLog {
     /// When.
     pub timestamp: Timestamp,
@@ -60,14 +62,14 @@ pub struct SandboxLog {
 }
 
 /// Answer to `GET /v2/sandboxes/{id}/logs`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxLogsV2 {
     /// In the order asked for.
     pub logs: Vec<SandboxLogEntry>,
 }
 
 /// An entry of a sandbox's log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxLogEntry {
     /// When. No two entries of a sandbox have the same millisecond.
     pub timestamp: Timestamp,

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::null_as_default;
 
 /// Body of `POST /sandboxes/{id}/execute`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExecuteRequest {
     /// What a login shell is to run.
     pub command: String,
@@ -26,7 +27,7 @@ pub struct ExecuteRequest {
 }
 
 /// What became of a command.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Executed {
     /// Its standard output, as text.
@@ -44,7 +45,7 @@ pub struct Executed {
 }
 
 /// Body of `POST /sandboxes/{id}/files/write` without a `path` in its query.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WriteFileRequest {
     /// Where; relative to the user's home.
     pub path: String,
@@ -60,7 +61,7 @@ pub struct WriteFileRequest {
 }
 
 /// How a file's content stands in JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ContentEncoding {
     /// As text.
@@ -70,7 +71,7 @@ pub enum ContentEncoding {
 }
 
 /// A file that was written.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WrittenFile {
     /// Its name.
     pub name: String,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use aenv_model::{LeaseId, SandboxId, TemplateId};
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -14,7 +15,7 @@ use crate::null_as_default;
 ///
 /// Every field that E2B's API has is here, supported or not, so that the server can refuse by name what it cannot do
 /// and no request is half understood.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewSandbox {
     /// Template id, alias, or snapshot id.
@@ -40,6 +41,7 @@ pub struct NewSandbox {
     pub idle_timeout: Option<u32>,
     /// A lease that it ends with. Not in E2B's API.
     #[serde(default, rename = "leaseID", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub lease_id: Option<LeaseId>,
     /// `false`: nothing outside is reached. The only snake-case key of this body.
     #[serde(default, rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
@@ -68,7 +70,7 @@ pub struct NewSandbox {
 }
 
 /// `autoResume` of a create request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AutoResume {
     /// Whether traffic wakes a paused sandbox.
     #[serde(default)]
@@ -76,7 +78,7 @@ pub struct AutoResume {
 }
 
 /// A volume and where the guest sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeMount {
     /// Volume name (or id).
     pub name: String,
@@ -85,7 +87,7 @@ pub struct VolumeMount {
 }
 
 /// Body of `POST /sandboxes-cold`: a sandbox booted from an image, without a template.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewColdSandbox {
     /// OCI image reference.
@@ -138,7 +140,7 @@ pub struct NewColdSandbox {
 }
 
 /// A further disk of a cold sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachedDrive {
     /// Unique name, no `/`.
@@ -162,21 +164,23 @@ pub struct AttachedDrive {
 }
 
 /// What a further disk is made from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DriveSource {
     /// OCI image reference.
     pub image: String,
 }
 
 /// Answer to create, connect, resume and fork.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Sandbox {
     /// The template it came from.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// The sandbox.
     #[serde(rename = "sandboxID")]
+    #[schemars(with = "String")]
     pub sandbox_id: SandboxId,
     /// Always empty, always written: clients require the key.
     #[serde(default, rename = "clientID")]
@@ -198,7 +202,7 @@ pub struct Sandbox {
 }
 
 /// What a client is told of a sandbox's state. Transitions show as the state they lead to or come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {
     /// Its processes run.
@@ -225,14 +229,16 @@ impl SandboxState {
 }
 
 /// One entry of a sandbox list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ListedSandbox {
     /// The template it came from.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// The sandbox.
     #[serde(rename = "sandboxID")]
+    #[schemars(with = "String")]
     pub sandbox_id: SandboxId,
     /// Always empty, always written: clients require the key.
     #[serde(default, rename = "clientID")]
@@ -268,7 +274,7 @@ pub struct ListedSandbox {
 }
 
 /// Answer to `GET /sandboxes/{id}`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxDetail {
     /// What lists say.
@@ -295,7 +301,7 @@ pub struct SandboxDetail {
 }
 
 /// What a pause keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PauseMode {
     /// Memory and disk: it goes on where it was.
@@ -316,7 +322,7 @@ impl PauseMode {
 }
 
 /// `lifecycle` of a sandbox's detail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
     /// Whether traffic wakes it once paused.
@@ -326,7 +332,7 @@ pub struct Lifecycle {
 }
 
 /// What the end of a sandbox's time does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
     /// It is ended.
@@ -336,7 +342,7 @@ pub enum OnTimeout {
 }
 
 /// Body of `POST [/v2]/sandboxes/{id}/connect`. Extends a running sandbox's time, never shortens it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectRequest {
     /// Seconds to live from now; required by the v1 form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -347,7 +353,7 @@ pub struct ConnectRequest {
 }
 
 /// Body of `POST /sandboxes/{id}/pause`; may be absent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PauseRequest {
     /// `false`: only the disk is kept.
@@ -359,7 +365,7 @@ pub struct PauseRequest {
 }
 
 /// Body of `POST /sandboxes/{id}/resume`; may be absent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResumeRequest {
     /// Seconds to live from now; absent: the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -370,7 +376,7 @@ pub struct ResumeRequest {
 }
 
 /// Body of `POST /sandboxes/{id}/fork`; may be absent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ForkRequest {
     /// How many children, 1 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -381,7 +387,7 @@ pub struct ForkRequest {
 }
 
 /// One child of a fork: exactly one of the two.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ForkResult {
     /// It runs.
@@ -393,7 +399,7 @@ pub struct ForkResult {
 }
 
 /// Body of `POST /sandboxes/batch`: sandboxes that are alike. Not in E2B's API.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewBatch {
     /// How many.
@@ -407,14 +413,14 @@ pub struct NewBatch {
 }
 
 /// A lease to be: what is made under it ends with it, unless it is renewed in time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NewLease {
     /// Seconds that it, and each renewal of it, lasts.
     pub timeout: u32,
 }
 
 /// Body of `POST /leases/{id}/renew`; may be absent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LeaseRenewal {
     /// Seconds from now; absent: as many as it was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -422,18 +428,19 @@ pub struct LeaseRenewal {
 }
 
 /// A lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
     /// Its id.
     #[serde(rename = "leaseID")]
+    #[schemars(with = "String")]
     pub lease_id: LeaseId,
     /// When it ends unless it is renewed.
     pub end_at: Timestamp,
 }
 
 /// What became of a batch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Batch {
     /// One result a sandbox.
     pub sandboxes: Vec<ForkResult>,
@@ -443,7 +450,7 @@ pub struct Batch {
 }
 
 /// Body of `POST /sandboxes/{id}/rollback`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RollbackRequest {
     /// Id or name of a snapshot of this sandbox.
     #[serde(rename = "snapshotID")]
@@ -451,7 +458,7 @@ pub struct RollbackRequest {
 }
 
 /// Body of `POST /sandboxes/{id}/snapshots`; may be absent.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NewSnapshot {
     /// A name for it: letters, digits, `-` and `_`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -465,7 +472,7 @@ pub struct NewSnapshot {
 }
 
 /// Where a snapshot stands on its way to other nodes. On its own node sandboxes start from it in any case.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotStatus {
     /// It is on its way.
@@ -478,11 +485,12 @@ pub enum SnapshotStatus {
 }
 
 /// A snapshot of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotInfo {
     /// What sandboxes are started from, as their `templateID`.
     #[serde(rename = "snapshotID")]
+    #[schemars(with = "String")]
     pub snapshot_id: TemplateId,
     /// Its names.
     #[serde(default)]
@@ -515,14 +523,14 @@ pub struct SnapshotInfo {
 }
 
 /// Body of `POST /sandboxes/{id}/timeout`. Replaces the end of its time: may shorten it, 0 ends it at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeoutRequest {
     /// Seconds to live from now.
     pub timeout: u32,
 }
 
 /// Body of `POST /sandboxes/{id}/refreshes`. Extends only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RefreshRequest {
     /// Seconds to live from now, 0 to 3600; absent: the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -18,6 +18,7 @@ mod machine;
 mod nodes;
 mod observe;
 mod once;
+mod openapi;
 mod plain;
 mod routes;
 mod scrape;
@@ -163,6 +164,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/health", get(health).fallback(no_method))
         .route("/metrics", get(scrape::show).fallback(no_method))
         .route("/uploads/{hash}", axum::routing::put(uploads::receive).fallback(no_method))
+        .route("/openapi.json", get(openapi::show).fallback(no_method))
+        .route("/docs", get(openapi::page).fallback(no_method))
         .route_layer(middleware::from_fn(scrape::note_route))
         .with_state(app.clone())
         .fallback_service(api.with_state(app.clone()))
