@@ -142,7 +142,7 @@ async fn snapshots_outlive_their_sandbox_and_the_server() {
     let Some(()) = node.tiny("tiny").await else { return };
     let id = node.sandbox("tiny").await.sandbox_id.to_string();
     start_counting(&node, &id);
-    let named = NewSnapshot { name: Some("prepared".into()), memory: None };
+    let named = NewSnapshot { name: Some("prepared".into()), ..NewSnapshot::default() };
     let snapshot = node.client().create_snapshot(&id, &named).await.expect("take a snapshot");
     assert_eq!(snapshot.names, ["prepared"]);
     counts_on(&node, &id).await;

@@ -97,7 +97,7 @@ async fn snapshots_go_on_elsewhere(repository: String) {
                   mv /tmp/count.new /tmp/count; sleep 0.05; done) >/dev/null 2>&1 & echo $!";
     let counter = a.aenv_ok(&["exec", &id, "sh", "-c", script]).trim().to_owned();
     let boot_id = a.aenv_ok(&["exec", &id, "cat", "/proc/sys/kernel/random/boot_id"]);
-    let named = NewSnapshot { name: Some("prepared".into()), memory: None };
+    let named = NewSnapshot { name: Some("prepared".into()), ..NewSnapshot::default() };
     let snapshot = a.client().create_snapshot(&id, &named).await.expect("take a snapshot");
     let listed = b.client().list_snapshots::<SnapshotInfo>(Some(&id), None).await.expect("list snapshots");
     assert_eq!(listed.items, std::slice::from_ref(&snapshot));
@@ -140,7 +140,8 @@ async fn a_store_that_is_gone_is_told_and_a_node_goes_on_with_its_own() {
     let id = node.sandbox("tiny").await.sandbox_id.to_string();
     drop(server);
     for name in [Some("prepared".to_owned()), None] {
-        let refused = node.client().create_snapshot(&id, &NewSnapshot { name, memory: None }).await.unwrap_err();
+        let refused =
+            node.client().create_snapshot(&id, &NewSnapshot { name, ..NewSnapshot::default() }).await.unwrap_err();
         assert_eq!(refused.status().map(|status| status.as_u16()), Some(503), "{refused}");
         assert!(refused.to_string().contains("snapshot repository is unavailable"), "{refused}");
         assert_eq!(node.aenv_ok(&["exec", &id, "echo", "hello"]), "hello\n");

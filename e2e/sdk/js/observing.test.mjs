@@ -1,0 +1,76 @@
+// What is told of a sandbox, to the official E2B JavaScript SDK and command-line client.
+
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, before, describe, test } from 'node:test'
+import { promisify } from 'node:util'
+
+import { NotFoundError, Sandbox } from 'e2b'
+
+import { NOBODY, TEMPLATE, waitUntil } from './support.mjs'
+
+const run = promisify(execFile)
+
+describe('a sandbox that runs', () => {
+  let sandbox, home
+
+  before(async () => {
+    home = await mkdtemp(join(tmpdir(), 'aenv-e2b-'))
+    sandbox = await Sandbox.create(TEMPLATE, { timeoutMs: 600_000 })
+    await waitUntil(async () => (await sandbox.getMetrics()).length > 0, 30, 'a first sample')
+  })
+  after(async () => {
+    await sandbox?.kill()
+    await rm(home, { recursive: true, force: true })
+  })
+
+  /** What the command-line client prints; it has only the key and the server's address. */
+  async function e2b(...words) {
+    const { E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL, PATH } = process.env
+    const env = { E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL, PATH, HOME: home, NO_COLOR: '1' }
+    const program = join('node_modules', '@e2b', 'cli', 'dist', 'index.js')
+    return (await run(process.execPath, [program, ...words], { env, timeout: 60_000 })).stdout
+  }
+
+  const objects = (text) => text.split('\n').filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
+
+  test('has metrics', async () => {
+    const metric = (await sandbox.getMetrics()).at(-1)
+    assert.ok(metric.cpuCount > 0 && metric.cpuUsedPct >= 0 && metric.cpuUsedPct <= 100)
+    assert.ok(metric.memUsed > 0 && metric.memUsed < metric.memTotal)
+    assert.ok(metric.diskUsed > 0 && metric.diskUsed <= metric.diskTotal)
+    assert.ok(Math.abs(Date.now() - metric.timestamp.getTime()) < 60_000)
+    const hour = 3_600_000
+    const old = { start: new Date(Date.now() - 2 * hour), end: new Date(Date.now() - hour) }
+    assert.deepEqual(await sandbox.getMetrics(old), [])
+    await assert.rejects(Sandbox.getMetrics(NOBODY), NotFoundError)
+  })
+
+  test('shows its metrics on the command line', async () => {
+    const [metric] = objects(await e2b('sandbox', 'metrics', sandbox.sandboxId, '--format', 'json'))
+    assert.ok(metric.memTotal > 0 && metric.timestamp)
+    assert.match(await e2b('sandbox', 'metrics', sandbox.sandboxId), /CPU.*Memory.*Disk/)
+  })
+
+  test('shows its life on the command line', async () => {
+    const entries = objects(await e2b('sandbox', 'logs', sandbox.sandboxId, '--format', 'json'))
+    const created = entries.find((entry) => entry.message === 'created')
+    assert.deepEqual([created.logger, created.template], ['sandbox', TEMPLATE])
+    assert.match(await e2b('sandbox', 'logs', sandbox.sandboxId), /created/)
+    assert.deepEqual(objects(await e2b('sandbox', 'logs', sandbox.sandboxId, '--format', 'json', '--level', 'ERROR')), [])
+  })
+
+  test('is followed to its end on the command line', async () => {
+    const doomed = await Sandbox.create(TEMPLATE, { timeoutMs: 120_000 })
+    const following = e2b('sandbox', 'logs', doomed.sandboxId, '--follow', '--format', 'json')
+    await new Promise((resolve) => setTimeout(resolve, 3000))
+    await doomed.pause()
+    const messages = objects(await following).map((entry) => entry.message)
+    assert.ok(messages.includes('created') && messages.includes('paused'), messages.join())
+    assert.equal(new Set(messages).size, messages.length, 'nothing is told twice')
+    await doomed.kill()
+  })
+})
