@@ -251,7 +251,7 @@ impl Templates {
         let (templates, stop) = (self.clone(), self.scope().token());
         self.scope().spawn(format!("publish snapshot {id}"), async move {
             // Cut short, it is begun again by the next server.
-            stop.run_until_cancelled(templates.publish_kept(id)).await;
+            stop.run_until_cancelled(Box::pin(templates.publish_kept(id))).await;
         });
     }
 

@@ -55,6 +55,7 @@ impl Driver {
                 crash_point("capture.finished");
                 Ok(Taken { capture, spec: Arc::clone(spec), stall })
             };
+            let work = Box::pin(work);
             let work = async {
                 match kind {
                     CaptureKind::Snapshot { .. } => stages.time(OperationStage::CAPTURE, work).await,

@@ -62,7 +62,7 @@ impl Driver {
                 }
                 Ok(capture)
             };
-            let work = stages.time(OperationStage::PAUSE, work);
+            let work = stages.time(OperationStage::PAUSE, Box::pin(work));
             inbox.during(Phase::Pausing, &CancellationToken::new(), work).await
         };
         askers.extend(meanwhile.joined.into_iter().filter_map(|message| match message {

@@ -62,7 +62,7 @@ impl Driver {
                 *row = running;
                 Ok(started.times)
             };
-            let starting = stages.time(OperationStage::RESUME, starting);
+            let starting = stages.time(OperationStage::RESUME, Box::pin(starting));
             inbox.during(Phase::Resuming, &cancel, starting).await
         };
         for message in meanwhile.joined {

@@ -51,7 +51,7 @@ impl Driver {
                 recorded.map_err(CreateError::in_step(id, "record the machine"))?;
                 Ok((started, swapped))
             };
-            let starting = stages.time(OperationStage::ROLLBACK, starting);
+            let starting = stages.time(OperationStage::ROLLBACK, Box::pin(starting));
             inbox.during(Phase::RollingBack, &cancel, starting).await
         };
         match result {

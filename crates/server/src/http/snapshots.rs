@@ -50,7 +50,7 @@ pub(super) async fn create(
                 _ => templates.add_snapshot(snapshot, capture).await,
             }
         };
-        let record = orchestrator.stages().time(OperationStage::PUBLISH, add).await.inspect_err(|error| {
+        let record = orchestrator.stages().time(OperationStage::PUBLISH, Box::pin(add)).await.inspect_err(|error| {
             orchestrator.note(id, Level::Warn, "a snapshot was not kept", &[("reason", &error.to_string())]);
         })?;
         Ok::<_, ApiError>((record, stall))
