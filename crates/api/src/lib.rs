@@ -23,16 +23,14 @@ pub use error::ApiErrorBody;
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
 pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};
-pub use observe::{
-    SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
-};
+pub use observe::{SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics};
 pub use page::{Cursor, Order, ParseCursorError, paginate};
 pub use plain::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
 pub use sandbox::{
     AttachedDrive, AutoResume, Batch, ConnectRequest, DriveSource, ForkRequest, ForkResult, Lease, LeaseRenewal,
     Lifecycle, ListedSandbox, NewBatch, NewColdSandbox, NewLease, NewSandbox, NewSnapshot, OnTimeout, PauseMode,
-    PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo, SnapshotStatus,
-    TimeoutRequest, VolumeMount,
+    PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo,
+    SnapshotStatus, TimeoutRequest, VolumeMount,
 };
 pub use template::{
     AliasAnswer, AssignTags, AssignedTags, BuildLogEntry, BuildLogs, BuildReason, BuildState, BuildStatus,

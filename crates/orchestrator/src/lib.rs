@@ -47,8 +47,8 @@ pub use journal::{JournalEntry, Level};
 pub use lease::LeaseInfo;
 pub use orchestrator::{Creates, Orchestrator, Parts};
 pub use sandbox::{
-    AskError, CreateError, DeleteError, Ended, Forked, GuestDefaults, HowToPause, Image, Keep, NewSandbox, OnExpiry, Owned,
-    Route, SandboxInfo, SandboxSpec, Source, StartOrchestratorError, StartTimes, Taken,
+    AskError, CreateError, DeleteError, Ended, Forked, GuestDefaults, HowToPause, Image, Keep, NewSandbox, OnExpiry,
+    Owned, Route, SandboxInfo, SandboxSpec, Source, StartOrchestratorError, StartTimes, Taken,
 };
 pub use seams::{GuestAddress, GuestBoot, GuestDialer, SlotLease, Slots};
 pub use stages::{BUCKETS, OperationStage, Stages};

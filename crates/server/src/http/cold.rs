@@ -6,7 +6,7 @@ use std::time::Duration;
 use aenv_api::NewColdSandbox;
 use aenv_image::ImageReference;
 use aenv_model::{Bytes, TemplateId};
-use aenv_orchestrator::{Image, Keep, NewSandbox, SandboxSpec, Source};
+use aenv_orchestrator::{Image, Keep, NewSandbox, OperationStage, SandboxSpec, Source};
 use aenv_template::ImageRequest;
 use axum::extract::State;
 use axum::response::Response;
@@ -42,7 +42,8 @@ pub(super) async fn create(
     let reference: ImageReference =
         request.image.parse().map_err(|error| ApiError::bad_request(format!("invalid field image: {error}")))?;
     let build = ImageRequest { image: request.image, reference, credentials: None };
-    let image = app.templates.import(&build).await?;
+    let importing = Box::pin(app.templates.import(&build));
+    let image = app.orchestrator.stages().time(OperationStage::RESOLVE_ROOTFS, importing).await?;
     let spec = SandboxSpec {
         template: TemplateId::new(), // of its own: no other sandbox comes from it
         alias: Some(build.image),

@@ -132,9 +132,6 @@ pub(crate) fn router(app: App) -> Router {
         .route("/sandboxes/metrics", get(observe::all_metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))
         .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
-        .route("/snapshots", get(snapshots::list))
-        .route("/snapshots/{id}", get(snapshots::detail))
-        .route("/debug/ledger", get(ledger::show))
         .route("/nodes", get(nodes::list))
         .route("/nodes/{id}", get(nodes::detail))
         .route("/teams", get(nodes::teams))
@@ -142,6 +139,9 @@ pub(crate) fn router(app: App) -> Router {
             "/sandboxes/{id}/custom-extension-params",
             get(nodes::extension_params).patch(nodes::patch_extension_params),
         )
+        .route("/snapshots", get(snapshots::list))
+        .route("/snapshots/{id}", get(snapshots::detail))
+        .route("/debug/ledger", get(ledger::show))
         .route("/v3/templates", post(builds::create))
         .route("/templates", get(templates::list_v1))
         .route("/v2/templates", get(templates::list_v2))

@@ -41,7 +41,10 @@ enum Answer {
 }
 
 fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
+    let mut schema = generator.subschema_for::<T>();
+    // What is not among the definitions is not made OpenAPI's by itself.
+    generator.transforms_mut().for_each(|transform| transform.transform(&mut schema));
+    schema
 }
 
 impl Call {
@@ -206,7 +209,7 @@ fn document() -> Value {
         let path = paths.entry(call.path).or_insert_with(|| json!({}));
         path[call.method] = call.render(&mut generator);
     }
-    let refusal = generator.subschema_for::<ApiErrorBody>();
+    let refusal = schema::<ApiErrorBody>(&mut generator);
     let schemas = generator.take_definitions(true);
     json!({
         "openapi": "3.0.3",
@@ -292,5 +295,6 @@ mod tests {
         assert!(sandbox["properties"]["templateID"].is_object() && sandbox["properties"]["autoPause"].is_object());
         assert_eq!(sandbox["required"], json!(["templateID"]));
         assert_eq!(document["paths"]["/sandboxes/{id}"]["get"]["parameters"][0]["name"], "id");
+        assert!(!text.contains("\"schema\":true"), "OpenAPI 3.0 has no schemas that are just true");
     }
 }

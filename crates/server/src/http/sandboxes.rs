@@ -10,7 +10,9 @@ use aenv_api::{
 };
 use aenv_image::ImageConfig;
 use aenv_model::SandboxId;
-use aenv_orchestrator::{GuestDefaults, HowToPause, Image, OnExpiry, SandboxInfo, SandboxSpec, Source, StartTimes};
+use aenv_orchestrator::{
+    GuestDefaults, HowToPause, Image, OnExpiry, OperationStage, SandboxInfo, SandboxSpec, Source, StartTimes,
+};
 use aenv_template::ReadyImageFiles;
 use axum::Json;
 use axum::extract::State;
@@ -71,7 +73,8 @@ pub(super) async fn wanted(
 ) -> Result<aenv_orchestrator::NewSandbox, ApiError> {
     refuse_unsupported(&request)?;
     let on_expiry = on_expiry(request.auto_pause, request.auto_pause_memory, request.auto_resume)?;
-    let template = app.templates.resolve(&request.template_id).await?;
+    let resolved = Box::pin(app.templates.resolve(&request.template_id));
+    let template = app.orchestrator.stages().time(OperationStage::LOAD_SNAPSHOT, resolved).await?;
     let network = request.network.unwrap_or_default();
     let spec = SandboxSpec {
         defaults: guest_defaults(&template.config, request.env_vars),
