@@ -217,12 +217,16 @@ async fn plain_http_runs_commands_moves_files_and_tells_of_the_node() {
         "agentenv_sandbox_creates_total{status=\"ok\"} 2",
         "agentenv_ledger_unowned{kind=\"disks\"} 0",
         "agentenv_sandbox_stage_duration_seconds_count{operation=\"create_warm\",stage=\"create_sandbox\",status=\"ok\"} 1",
+        "agentenv_sandbox_stage_duration_seconds_count{operation=\"create_warm\",stage=\"load_snapshot\",status=\"ok\"} 1",
         "agentenv_http_request_duration_seconds_count{method=\"POST\",route=\"/sandboxes/{sandbox_id}/execute\",\
          route_source=\"control_plane\",status=\"2xx\"} 2",
     ] {
         assert!(scrape.text.lines().any(|found| found == line), "{line} in\n{}", scrape.text);
     }
     assert!(!scrape.text.contains(&id), "no ids");
+    let document: Value = send_with(&node, "GET", "/openapi.json", "", &[]).await.json();
+    assert!(document["paths"]["/sandboxes/{id}/execute"]["post"].is_object());
+    assert!(send_with(&node, "GET", "/docs", "", &[]).await.text.contains("/openapi.json"));
     let token = node.client().sandbox(&id).await.unwrap().envd_access_token.unwrap();
     let headers = [("e2b-sandbox-id", &*id), ("e2b-sandbox-port", "49983"), ("x-access-token", &*token)];
     let guests: Value = send_with(&node, "GET", "/metrics", "", &headers).await.json();

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(messages(&journal), ["created", "[ 0.1] booting", "envd listens"]);
         let loggers: Vec<_> = journal.entries().iter().map(|entry| (entry.logger, entry.level)).collect();
         assert_eq!(loggers[1..], [("console", Level::Debug), ("guest", Level::Info)]);
-        write!(file, "ne\n").unwrap();
+        writeln!(file, "ne").unwrap();
         journal.look_at_console();
         journal.look_at_console();
         assert_eq!(messages(&journal)[3..], ["half a line"]);
