@@ -248,25 +248,25 @@ impl Templates {
     }
 
     fn publish_later(&self, id: TemplateId) {
-        let (templates, stop) = (self.clone(), self.scope().token());
-        self.scope().spawn(format!("publish snapshot {id}"), async move {
-            // Cut short, it is begun again by the next server.
-            stop.run_until_cancelled(Box::pin(templates.publish_kept(id))).await;
-        });
+        let templates = self.clone();
+        let publish = async move { Box::pin(templates.publish_kept(id)).await };
+        self.scope().spawn(format!("publish snapshot {id}"), publish);
     }
 
     async fn publish_kept(&self, id: TemplateId) {
         let kept = self.state().snapshots.get(&id).cloned();
         let Some(Kept { record, capture }) = kept else { return }; // deleted before it was begun
-        let published = match self.shared() {
-            // There is no repository any more.
-            None => Ok(SnapshotRecord { publication: PublicationState::Ready, ..record.clone() }),
-            Some(shared) => match shared.repository.find(&id.to_string()).await {
+        let ready = |shared| SnapshotRecord { publication: PublicationState::Ready, shared, ..record.clone() };
+        let publishing = async {
+            let Some(shared) = self.shared() else { return Ok(ready(false)) }; // there is no repository any more
+            match shared.repository.find(&id.to_string()).await {
                 // The server ended between its record there and its row here.
-                Ok(_) => Ok(SnapshotRecord { publication: PublicationState::Ready, shared: true, ..record.clone() }),
+                Ok(_) => Ok(ready(true)),
                 Err(_) => self.publish_snapshot(shared, &record, &capture).await,
-            },
+            }
         };
+        // Cut short by the node's stop, it is begun again by the next server; what it came to is dealt with in any case.
+        let Some(published) = self.scope().token().run_until_cancelled(publishing).await else { return };
         crash_point("snapshot.published");
         let _writer = self.inner.writer.lock().await;
         let is_there = self.state().snapshots.contains_key(&id);

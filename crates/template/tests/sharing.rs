@@ -330,6 +330,15 @@ async fn a_snapshot_is_of_use_on_its_node_while_it_is_published() {
     assert!(matches!(taken, Err(AddSnapshotError::Taken(_))), "{taken:?}");
     b.templates.delete(&id).await.unwrap();
     assert!(is_gone(a.content("soon").await));
+    // One that is deleted on its way arrives nowhere.
+    let record = a.templates.add_snapshot_soon(new_snapshot(None), a.warm.capture("short").await).await.unwrap();
+    let id = record.id.to_string();
+    a.templates.delete(&id).await.unwrap();
+    a.templates.close(PATIENCE).await.unwrap();
+    for node in [&a, &b] {
+        assert!(is_gone(node.content(&id).await));
+        assert!(node.templates.snapshots().await.unwrap().is_empty());
+    }
 }
 
 #[tokio::test]
