@@ -2,13 +2,14 @@
 
 use aenv_model::{BuildId, TemplateId};
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::null_as_default;
 
 /// Body of `POST /v3/templates`: announces a template whose build is started by a second call.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateCreateV3 {
     /// `name` or `name:tag`, at most 128 characters.
@@ -35,13 +36,15 @@ pub struct TemplateCreateV3 {
 }
 
 /// Answer to `POST /v3/templates`; every key is required.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TemplateCreated {
     /// The template.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// The build to be started.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
     /// Whether others may use it.
     pub public: bool,
@@ -54,7 +57,7 @@ pub struct TemplateCreated {
 }
 
 /// Body of `POST /v2/templates/{id}/builds/{build}`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateBuildStartV2 {
     /// OCI image to start from.
@@ -81,7 +84,7 @@ pub struct TemplateBuildStartV2 {
 }
 
 /// Credentials for an image's registry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ImageRegistry {
     /// Basic credentials, or what a token server exchanges for a bearer token.
@@ -110,7 +113,7 @@ pub enum ImageRegistry {
 }
 
 /// One step of a build.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateStep {
     /// `RUN`, `COPY`, `ENV`, …: open, so that the server can refuse an unknown one by name.
@@ -131,7 +134,7 @@ pub struct TemplateStep {
 }
 
 /// Where a build stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BuildState {
     /// Announced, not started.
@@ -164,7 +167,7 @@ impl BuildState {
 }
 
 /// How much a log entry matters, least first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// For whoever works on the build itself.
@@ -191,7 +194,7 @@ impl LogLevel {
 }
 
 /// One line of a build's log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BuildLogEntry {
     /// When it was written.
     pub timestamp: Timestamp,
@@ -205,7 +208,7 @@ pub struct BuildLogEntry {
 }
 
 /// Why a build failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildReason {
     /// What happened.
@@ -219,7 +222,7 @@ pub struct BuildReason {
 }
 
 /// Query of `GET /templates/{id}/builds/{build}/status`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildStatusQuery {
     /// Log entries that the caller has already. Clients count on an empty list once there are no more.
@@ -234,14 +237,16 @@ pub struct BuildStatusQuery {
 }
 
 /// Answer to `GET /templates/{id}/builds/{build}/status`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildStatus {
     /// The template.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// The build.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
     /// Where it stands.
     pub status: BuildState,
@@ -255,14 +260,16 @@ pub struct BuildStatus {
 }
 
 /// One entry of a template list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Template {
     /// The template.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// Its newest build.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
     /// Virtual CPUs of its sandboxes.
     pub cpu_count: u32,
@@ -304,11 +311,12 @@ pub struct Template {
 }
 
 /// Answer to `GET /templates/{id}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateWithBuilds {
     /// The template.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// Whether others may use it.
     pub public: bool,
@@ -333,11 +341,12 @@ pub struct TemplateWithBuilds {
 }
 
 /// A build as `GET /templates/{id}` tells it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateBuild {
     /// The build.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
     /// Where it stands.
     pub status: BuildState,
@@ -362,14 +371,14 @@ pub struct TemplateBuild {
 }
 
 /// Answer to `GET /templates/{id}/builds/{build}/logs`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BuildLogs {
     /// The entries.
     pub logs: Vec<BuildLogEntry>,
 }
 
 /// Answer to `GET /templates/{id}/files/{hash}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FilesLink {
     /// They are there already.
     pub present: bool,
@@ -379,7 +388,7 @@ pub struct FilesLink {
 }
 
 /// Body of `PATCH /v2/templates/{id}`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TemplateUpdate {
     /// Whether others may use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -387,14 +396,14 @@ pub struct TemplateUpdate {
 }
 
 /// Answer to `PATCH /v2/templates/{id}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TemplateNames {
     /// The template's names.
     pub names: Vec<String>,
 }
 
 /// Body of `POST /templates/tags`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AssignTags {
     /// `name` or `name:tag`: the build that they are to stand for.
     pub target: String,
@@ -403,17 +412,18 @@ pub struct AssignTags {
 }
 
 /// Answer to `POST /templates/tags`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AssignedTags {
     /// The tags.
     pub tags: Vec<String>,
     /// What they stand for now.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
 }
 
 /// Body of `DELETE /templates/tags`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RemoveTags {
     /// The template.
     pub name: String,
@@ -422,23 +432,25 @@ pub struct RemoveTags {
 }
 
 /// An entry of `GET /templates/{id}/tags`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateTag {
     /// The tag.
     pub tag: String,
     /// What it stands for.
     #[serde(rename = "buildID")]
+    #[schemars(with = "String")]
     pub build_id: BuildId,
     /// Since when.
     pub created_at: Timestamp,
 }
 
 /// Answer to `GET /templates/aliases/{alias}`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AliasAnswer {
     /// The template of that name.
     #[serde(rename = "templateID")]
+    #[schemars(with = "String")]
     pub template_id: TemplateId,
     /// Whether others may use it.
     pub public: bool,

@@ -313,7 +313,7 @@ async fn published(node: &Node, id: &str) -> PublicationState {
 async fn a_snapshot_is_of_use_on_its_node_while_it_is_published() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = two(dir.path()).await;
-    let capture = a.warm.capture("memory").await;
+    let capture = a.workshop.capture("memory").await;
     let record = a.templates.add_snapshot_soon(new_snapshot(Some("soon")), capture).await.unwrap();
     assert_eq!(record.publication, PublicationState::Publishing);
     assert_eq!(a.content("soon").await.unwrap(), "memory");
@@ -326,12 +326,12 @@ async fn a_snapshot_is_of_use_on_its_node_while_it_is_published() {
         assert_eq!(told, [(record.id, record.captured_at(), false)]);
     }
     // Its name is taken from the first moment on.
-    let taken = a.templates.add_snapshot_soon(new_snapshot(Some("soon")), a.warm.capture("other").await).await;
+    let taken = a.templates.add_snapshot_soon(new_snapshot(Some("soon")), a.workshop.capture("other").await).await;
     assert!(matches!(taken, Err(AddSnapshotError::Taken(_))), "{taken:?}");
     b.templates.delete(&id).await.unwrap();
     assert!(is_gone(a.content("soon").await));
     // One that is deleted on its way arrives nowhere.
-    let record = a.templates.add_snapshot_soon(new_snapshot(None), a.warm.capture("short").await).await.unwrap();
+    let record = a.templates.add_snapshot_soon(new_snapshot(None), a.workshop.capture("short").await).await.unwrap();
     let id = record.id.to_string();
     a.templates.delete(&id).await.unwrap();
     a.templates.close(PATIENCE).await.unwrap();
@@ -346,7 +346,7 @@ async fn a_snapshot_that_cannot_be_published_stays_with_a_reason_and_the_next_se
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = two(dir.path()).await;
     a.cut.store(true, Ordering::SeqCst);
-    let failed = a.templates.add_snapshot_soon(new_snapshot(None), a.warm.capture("memory").await).await.unwrap();
+    let failed = a.templates.add_snapshot_soon(new_snapshot(None), a.workshop.capture("memory").await).await.unwrap();
     let id = failed.id.to_string();
     assert!(
         matches!(published(&a, &id).await, PublicationState::Failed { reason } if reason.contains("stays on this node"))
@@ -359,7 +359,7 @@ async fn a_snapshot_that_cannot_be_published_stays_with_a_reason_and_the_next_se
     assert!(is_gone(a.content(&id).await));
 
     // Its server ends before anything is published.
-    let cut_short = a.templates.add_snapshot_soon(new_snapshot(Some("late")), a.warm.capture("late").await);
+    let cut_short = a.templates.add_snapshot_soon(new_snapshot(Some("late")), a.workshop.capture("late").await);
     let record = cut_short.await.unwrap();
     a.templates.close(PATIENCE).await.unwrap();
     drop(a);
