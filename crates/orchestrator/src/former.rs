@@ -181,10 +181,10 @@ async fn running(
     }
     let resources = Resources {
         machine: Some(machine),
-        blank: None,
         slot: Some(slot),
         disk: Some(row.disk.clone()),
         work_dir: Some(row.work_dir.clone()),
+        ..Resources::default()
     };
     let mut row = row.clone();
     if let Some(beside) = &row.beside {

@@ -87,6 +87,8 @@ pub(crate) struct Resources {
     pub(crate) slot: Option<Box<dyn SlotLease>>,
     pub(crate) disk: Option<DiskRecord>,
     pub(crate) work_dir: Option<PathBuf>,
+    /// What another machine of the sandbox held that has been replaced, and could not be given back yet.
+    pub(crate) beside: Option<Box<Resources>>,
 }
 
 impl Resources {
@@ -121,6 +123,12 @@ impl Resources {
             }
         }
         let mut failures = Vec::new();
+        if let Some(beside) = &mut self.beside {
+            match Box::pin(beside.release(disks)).await {
+                Ok(()) => self.beside = None,
+                Err(failure) => failures.push(failure),
+            }
+        }
         if let Some(slot) = &mut self.slot {
             match slot.release().await {
                 Ok(()) => self.slot = None,

@@ -137,6 +137,7 @@ impl Driver {
     pub(super) async fn forget_machine(&mut self) {
         self.base = None;
         (self.row.machine, self.row.slot, self.row.base, self.row.boot) = (None, None, None, None);
+        self.row.beside = None;
         if let Err(error) = self.rows.put(self.id.to_string(), self.row.clone()).await {
             warn!(sandbox_id = %self.id, error = chain(&error), "could not record the end of a machine");
         }

@@ -45,6 +45,7 @@ impl Driver {
             let starting = async {
                 // What a pause could not give back.
                 resources.release(parts.disks.as_ref()).await.map_err(|why| CreateError::Source { why })?;
+                row.beside = None;
                 let access_token = access_token.as_deref();
                 let begin = Start { parts, rows, id, present: None, spec, access_token, blanks, cancel: &cancel };
                 let _permit = begin.permit(start_permits).await?;

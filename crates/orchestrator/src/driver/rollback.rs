@@ -38,11 +38,17 @@ impl Driver {
         };
         let mut resources = Resources::default();
         let (result, meanwhile) = {
-            let Self { parts, rows, blanks, spec, access_token, start_permits, row: present, inbox, stages, .. } = self;
+            let Self { parts, rows, blanks, spec, access_token, start_permits, inbox, stages, .. } = self;
+            let (present, held) = (&self.row, &mut self.resources);
             let access_token = access_token.as_deref();
             let begin = Start { parts, rows, id, present: Some(present), spec, access_token, blanks, cancel: &cancel };
             let source = Source { capture: Some(capture), image: None };
             let starting = async {
+                // There is one place beside the present machine, and a rollback before may not have left it.
+                if let Some(left) = &mut held.beside {
+                    left.release(parts.disks.as_ref()).await.map_err(|why| CreateError::Source { why })?;
+                    held.beside = None;
+                }
                 let _permit = begin.permit(start_permits).await?;
                 let started = start(&begin, source, &mut row, &mut resources).await?;
                 let swapped = row.beside(present);
@@ -73,7 +79,10 @@ impl Driver {
                 warn!(sandbox_id = %id, error = chain(&error), "sandbox could not be rolled back");
                 self.journal.note(Level::Warn, "could not be rolled back", &[("reason", &chain(&error))]);
                 self.status.send_modify(|status| status.phase = Phase::Running);
-                self.end_beside(resources).await;
+                if self.resources.beside.is_none() {
+                    self.row = self.row.beside(&row);
+                    self.end_beside(resources).await;
+                }
                 let failed = Refusal::Failed(AskError::Rollback { id, source: Arc::new(error) });
                 _ = reply.send(Err(if meanwhile.deleted.is_some() { Refusal::Gone } else { failed }));
             }
@@ -81,13 +90,15 @@ impl Driver {
         meanwhile.deleted.map_or(Next::Serve, Next::End)
     }
 
-    /// Ends the machine that does not count. What would not go stays in the row, for the next start.
+    /// Ends the machine that does not count. What would not go stays in the row and with what the sandbox holds: the next
+    /// rollback, pause or delete tries again, and so does the next start.
     async fn end_beside(&mut self, mut resources: Resources) {
         let released = resources.release(self.parts.disks.as_ref()).await;
         match released {
             Ok(()) => self.row.beside = None,
             Err(failures) => {
-                warn!(sandbox_id = %self.id, failures, "a rolled back sandbox's other machine is not gone")
+                warn!(sandbox_id = %self.id, failures, "a rolled back sandbox's other machine is not gone yet");
+                self.resources.beside = Some(Box::new(resources));
             }
         }
         if let Err(error) = self.rows.put(self.id.to_string(), self.row.clone()).await {

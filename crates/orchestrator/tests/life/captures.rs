@@ -199,6 +199,38 @@ async fn a_rollback_that_fails_leaves_the_machine_as_it_is() {
 }
 
 #[tokio::test]
+async fn what_a_rollback_could_not_give_back_goes_later() {
+    let bench = Bench::new().await;
+    let id = bench.running().await;
+    let capture = bench.orchestrator.capture(id, false).await.unwrap().capture;
+    let disks = |bench: &Bench| count(&bench.disks.dir);
+    let roll_back = async |fails: usize| {
+        bench.disks.remove_fails.store(fails, Ordering::SeqCst);
+        let done = bench.orchestrator.roll_back(id, capture.clone()).await;
+        // Answered by the new machine's driver, which has tried to end the other one by then.
+        bench.orchestrator.extend(id, Duration::ZERO).await.unwrap();
+        done
+    };
+    roll_back(1).await.unwrap();
+    assert_eq!(disks(&bench), 2, "the other machine's disk would not go");
+    roll_back(0).await.unwrap();
+    assert_eq!(disks(&bench), 1, "the next rollback had to end it first");
+    roll_back(1).await.unwrap();
+    let error = roll_back(1).await.unwrap_err();
+    assert!(
+        matches!(&error, AskError::Rollback { source, .. } if source.to_string().contains("remove disk")),
+        "{error:?}"
+    );
+    assert_eq!((bench.phase(id), disks(&bench)), (Some(Phase::Running), 2));
+    bench.orchestrator.pause(id, HowToPause::default()).await.unwrap();
+    assert!(bench.orchestrator.resume(id, Duration::from_secs(60)).await.unwrap());
+    assert_eq!(disks(&bench), 1, "a pause gives back all");
+    roll_back(1).await.unwrap();
+    bench.orchestrator.delete(id).await.unwrap();
+    bench.assert_nothing_is_held();
+}
+
+#[tokio::test]
 async fn a_delete_ends_a_rollback_and_both_machines() {
     let bench = Bench::new().await;
     let id = bench.running().await;
