@@ -69,6 +69,7 @@ fn against_a_node(name: &str, args: &Args) -> Result<()> {
     client
         .env("AENV_TEMPLATE", TEMPLATE)
         .env("AENV_POOLED_TEMPLATE", POOLED)
+        .env("AENV_BENCH_LAYOUT", &image)
         .arg(name)
         .args(args.json.then_some("--json"))
         .args(args.samples.map(|samples| format!("--samples={samples}")))

@@ -9,7 +9,7 @@ use reqwest::Response;
 
 use crate::exec::Guest;
 use crate::report::{Report, Row};
-use crate::{Args, SANDBOX_TTL_SECS, create, delete};
+use crate::{Args, SANDBOX_TTL_SECS, create, delete, peers};
 
 /// Children of one fork.
 const CHILDREN: u32 = 16;
@@ -46,6 +46,11 @@ pub(crate) async fn run(args: &Args, client: &Client) -> Result<Report> {
     .await;
     delete(client, &sandbox).await?;
     measured?;
+    if let Some(layout) = args.layout.clone() {
+        let (peers, ours) = tokio::task::spawn_blocking(move || (peers::rows(&layout, samples, &rows), rows)).await?;
+        rows = ours;
+        rows.extend(peers?);
+    }
     Ok(Report::new("lifecycle", rows))
 }
 

@@ -8,6 +8,7 @@
 mod exec;
 mod host;
 mod lifecycle;
+mod peers;
 mod report;
 
 use std::time::Instant;
@@ -45,6 +46,9 @@ struct Args {
     /// A template with machines that stand ready.
     #[arg(long, env = "AENV_POOLED_TEMPLATE")]
     pooled_template: Option<String>,
+    /// The template's image as an OCI layout folder: containers of it are the peers.
+    #[arg(long, env = "AENV_BENCH_LAYOUT")]
+    layout: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -31,6 +31,14 @@ impl Row {
         Some(!self.samples.is_empty() && self.percentile(50) <= bound && self.percentile(95) <= 2.0 * bound)
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn median(&self) -> f64 {
+        self.percentile(50)
+    }
+
     pub(crate) fn add(&mut self, sample: f64) {
         self.samples.push(sample);
     }
