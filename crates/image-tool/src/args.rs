@@ -1,12 +1,15 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, bail};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{commit, compact, convert, export, inspect, verify};
+use crate::output::Output;
+use crate::{commit, compact, config, convert, export, inspect, verify};
 
 /// Look into overlaybd layers, check them, and make new ones of them.
 #[derive(Debug, Parser)]
@@ -64,6 +67,26 @@ impl Layers {
     /// The file to write.
     pub(crate) fn out(&self) -> &Path {
         self.out.as_deref().unwrap_or(Path::new("")) // seen to while parsing
+    }
+
+    /// Begins a file that does not hold all that those hold that are read.
+    ///
+    /// Errors: it is one of them, whatever it is called and also with `--force`.
+    pub(crate) fn lesser_output(&self) -> Result<Output> {
+        let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
+        let named = self.lower.iter().chain(&self.upper).chain(&self.config).map(PathBuf::as_path);
+        let config = self.config.as_deref().map(config::load).transpose()?;
+        let mut inputs: Vec<_> = named.map(Path::to_owned).collect();
+        for config in config.iter() {
+            inputs.extend(config.layers().iter().filter_map(config::local));
+            inputs.extend(config.upper.iter().flat_map(|upper| upper.index.iter().chain([&upper.data])).cloned());
+        }
+        if let Some(out) = identity(self.out())
+            && let Some(input) = inputs.iter().find(|input| identity(input) == Some(out))
+        {
+            bail!("{} is read: it cannot be replaced by what is made of it", input.display());
+        }
+        Output::create(self.out(), self.force)
     }
 
     /// Data and index file of the upper.

@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use crate::args::Layers;
 use crate::input::Opened;
-use crate::output::Output;
 use crate::packing::Packing;
 use crate::progress::Progress;
 
@@ -33,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         user_tag: args.packing.tag.clone().unwrap_or(own.user_tag),
     };
     let stack = Stack::new(vec![upper.to_layer()])?;
-    let output = Output::create(args.layers.out(), args.layers.force)?;
+    let output = args.layers.lesser_output()?;
     let progress = Progress::new("committing", Coverage::of(stack.index().entries().iter().copied()).data.get());
     args.packing.write(output, &identity, stack.size(), |out| stack.flatten(out, &identity, &mut progress.follow()))?;
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use crate::args::Layers;
 use crate::input::Opened;
-use crate::output::Output;
 use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
@@ -18,7 +17,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let device = Opened::open(&args.layers)?.stack()?;
-    let output = Output::create(args.layers.out(), args.layers.force)?;
+    let output = args.layers.lesser_output()?;
     let file = LocalFile::from_file(output.file().try_clone()?, output.path().display().to_string());
     let total = device.data_ranges().iter().map(|range| range.end - range.start).sum();
     let progress = Progress::new("exporting", total);

@@ -1,11 +1,10 @@
 //! Opening what is read. Nothing here writes: an upper is opened for reading only, and read as a layer.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use aenv_block_overlaybd::{Layer, LocalFile, Source, Stack, Storage, Upper};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::args::Layers;
 use crate::config;
@@ -23,11 +22,8 @@ pub(crate) fn layer(path: &Path) -> Result<Layer> {
 /// An upper, for reading.
 pub(crate) fn upper(data: &Path, index: Option<&Path>) -> Result<Upper> {
     let open = |path: &Path| -> Result<Arc<dyn Storage>> {
-        let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-        if !file.metadata().with_context(|| format!("look at {}", path.display()))?.is_file() {
-            bail!("open {}: not a regular file", path.display());
-        }
-        Ok(Arc::new(LocalFile::from_file(file, path.display().to_string())))
+        let file = LocalFile::open_to_read(path).with_context(|| format!("open {}", path.display()))?;
+        Ok(Arc::new(file))
     };
     Ok(Upper::open(open(data)?, index.map(open).transpose()?)?)
 }

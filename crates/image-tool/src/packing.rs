@@ -21,7 +21,7 @@ pub(crate) struct Packing {
     /// Compress it.
     #[arg(long, value_name = "ALGORITHM")]
     zfile: Option<Compressor>,
-    /// Bytes compressed at once: a power of two from 512 to 65536.
+    /// Bytes compressed at once: a power of two from 1024 to 65536.
     #[arg(long, value_name = "BYTES", requires = "zfile", default_value = "4096", value_parser = block_size)]
     block_size: BlockSize,
     /// Wrap it in a tar, for registries.
@@ -59,9 +59,11 @@ impl Compressor {
     }
 }
 
-/// Parses the size of a ZFile's blocks.
+/// Parses the size of a ZFile's blocks. Blocks of 512 bytes are read, but not written: readers that keep positions for 64 KiB
+/// together have no room for those that do not compress.
 pub(crate) fn block_size(text: &str) -> Result<BlockSize, String> {
-    text.parse().ok().and_then(BlockSize::new).ok_or_else(|| "not a power of two from 512 to 65536".to_owned())
+    let size = text.parse().ok().and_then(BlockSize::new).filter(|size| size.get() >= 1024);
+    size.ok_or_else(|| "not a power of two from 1024 to 65536".to_owned())
 }
 
 fn user_tag(text: &str) -> Result<UserTag, String> {

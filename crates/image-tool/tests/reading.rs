@@ -273,6 +273,17 @@ fn a_file_that_is_none_of_ours_is_named() {
     tool(args!["verify", &path]).refused(&parts);
     tool(args!["inspect", dir.path()]).refused(&["not a regular file"]);
     tool(args!["inspect", dir.path().join("nothing")]).refused(&["nothing", "No such file"]);
+    // Neither would end by itself.
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("make a pipe");
+    let out = dir.path().join("out");
+    for endless in [pipe.as_path(), Path::new("/dev/zero")] {
+        let refused = ["not a regular file"];
+        tool(args!["verify", endless]).refused(&refused);
+        tool(args!["export", "--lower", endless, &out]).refused(&refused);
+        tool(args!["export", "--upper", endless, &out]).refused(&refused);
+        tool(args!["export", "--config", endless, &out]).refused(&refused);
+    }
 }
 
 #[test]

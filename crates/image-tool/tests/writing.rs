@@ -130,6 +130,43 @@ fn a_layer_may_be_replaced_by_what_is_made_of_it() {
 }
 
 #[test]
+fn nothing_that_is_read_is_replaced_by_less() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let copy = |from: &Path, name: &str| {
+        let to = dir.path().join(name);
+        fs::copy(from, &to).expect("copy");
+        to
+    };
+    let layer = copy(path(vector("orig-sealed")).as_ref(), "layer");
+    let (data, index) = (copy(&fixture("upper/upper-log.data"), "d"), copy(&fixture("upper/upper-log.index"), "i"));
+    let link = dir.path().join("link");
+    fs::hard_link(&index, &link).expect("link");
+    for (args, input) in [
+        (args!["export", "--force", "--lower", &layer, &layer], &layer),
+        (args!["commit", "--force", "--upper", &data, &index, &index], &index),
+        (args!["commit", "--force", "--upper", &data, &index, &link], &index),
+        (args!["commit", "--force", "--lower", &layer, "--upper", &data, &index, &layer], &layer),
+    ] {
+        let before = fs::read(input).expect("read");
+        tool(args).refused(&["it cannot be replaced by what is made of it"]);
+        assert!(fs::read(input).expect("read") == before);
+    }
+}
+
+#[test]
+fn small_blocks_that_do_not_compress_are_read_again() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let (out, again) = (dir.path().join("out"), dir.path().join("again"));
+    let layer = path(vector("orig-sealed"));
+    for algorithm in ["lz4", "zstd"] {
+        tool(args!["compact", "--force", "--lower", &layer, &out, "--zfile", algorithm, "--block-size", "1024"]).ok();
+        tool(args!["verify", &out]).ok();
+        tool(args!["compact", "--force", "--lower", &out, &again]).ok();
+        assert_eq!(device(&[], &again), text(&vector("orig-sealed")["expect"]["device_sha256"]));
+    }
+}
+
+#[test]
 fn bad_input_leaves_nothing_behind() {
     let dir = tempfile::tempdir().expect("temp dir");
     let bytes = fs::read(path(vector("zl-lz4-4k"))).expect("read");
@@ -159,6 +196,7 @@ fn wrong_usage_is_told_apart_from_bad_input() {
         args!["export"],
         args!["compact", "--lower", "a", "b", "--zfile", "gzip"],
         args!["compact", "--lower", "a", "b", "--zfile", "lz4", "--block-size", "5000"],
+        args!["compact", "--lower", "a", "b", "--zfile", "lz4", "--block-size", "512"],
         args!["compact", "--lower", "a", "b", "--tag", "t".repeat(257)],
         args!["commit", "--upper", "d", "i", "o", "--uuid", "x"],
         args!["frobnicate"],

@@ -42,6 +42,10 @@ use crate::workshop::NodeWorkshop;
 
 /// File of the home that holds the node's tag.
 const TAG_FILE: &str = "node-tag";
+/// Locked by the server of a home.
+const HOME_LOCK: &str = "node.lock";
+/// Locked by the server of a runtime directory.
+const RUNTIME_LOCK: &str = "server.lock";
 
 /// How long requests that are being answered may go on once all sandboxes have ended.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -63,7 +67,7 @@ pub struct Node {
     serving: JoinHandle<()>,
     runtime_path: PathBuf,
     /// Held for the node's life: a second server on the same home is refused.
-    _lock: File,
+    _locks: [File; 2],
 }
 
 /// Directories of a node below its home and runtime paths.
@@ -106,8 +110,8 @@ impl Node {
     /// Starts every part and serves. What a former server left is taken over first, or ended, and told.
     pub async fn start(config: Config) -> Result<Self> {
         let layout = Layout::make(&config)?;
-        let lock = lock_home(&config.home_path)?;
         make_dir(&layout.slots)?;
+        let locks = [lock_dir(&config.home_path, HOME_LOCK)?, lock_dir(&config.runtime_path, RUNTIME_LOCK)?];
         raise_file_limit();
         // Before anything is made that a failure would leave behind; clients wait in the kernel's queue meanwhile.
         let listener = TcpListener::bind(config.api_addr)
@@ -115,7 +119,7 @@ impl Node {
             .with_context(|| format!("listen on {} (API_ADDR)", config.api_addr))?;
         let storage = Storage::start(&config).await?;
         // Boxed: all parts of a node on one stack are a lot.
-        let started = Box::pin(Self::start_on(storage.clone(), listener, config, layout, lock)).await;
+        let started = Box::pin(Self::start_on(storage.clone(), listener, config, layout, locks)).await;
         if started.is_err() {
             storage.stop().await;
         }
@@ -127,7 +131,7 @@ impl Node {
         listener: TcpListener,
         config: Config,
         layout: Layout,
-        lock: File,
+        locks: [File; 2],
     ) -> Result<Self> {
         let address = listener.local_addr()?;
         let key = ApiKey::find(&layout.secrets).context("find the API key")?;
@@ -283,7 +287,7 @@ impl Node {
             stop_serving,
             serving,
             runtime_path,
-            _lock: lock,
+            _locks: locks,
         })
     }
 
@@ -319,6 +323,7 @@ impl Node {
             let left: Vec<_> = left.iter().map(ToString::to_string).collect();
             bail!("close the network: {}", left.join("; "));
         }
+        _ = std::fs::remove_file(self.runtime_path.join(RUNTIME_LOCK));
         // What is not empty is somebody else's, or left for the next start's sweep.
         for dir in ["blockd/devices", "blockd", "sandboxes", "netns", ""].map(|dir| self.runtime_path.join(dir)) {
             _ = std::fs::remove_dir(dir);
@@ -392,13 +397,14 @@ fn make_dir(dir: &Path) -> Result<()> {
     made.with_context(|| format!("make directory {}", dir.display()))
 }
 
-/// Refuses a second server on one home.
-fn lock_home(home: &Path) -> Result<File> {
-    let path = home.join("node.lock");
+/// Refuses a second server on one home, and on one runtime directory: they would take each other's storage daemon and
+/// machines for their own.
+fn lock_dir(dir: &Path, name: &str) -> Result<File> {
+    let path = dir.join(name);
     let file = File::create(&path).with_context(|| format!("open {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => bail!("another aenv-server runs on {}", home.display()),
+        Err(std::fs::TryLockError::WouldBlock) => bail!("another aenv-server runs on {}", dir.display()),
         Err(std::fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("lock {}", path.display())),
     }
 }

@@ -266,6 +266,7 @@ impl Templates {
             }
         };
         // Cut short by the node's stop, it is begun again by the next server; what it came to is dealt with in any case.
+        let publishing = Box::pin(publishing);
         let Some(published) = self.scope().token().run_until_cancelled(publishing).await else { return };
         crash_point("snapshot.published");
         let _writer = self.inner.writer.lock().await;

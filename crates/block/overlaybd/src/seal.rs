@@ -14,7 +14,7 @@ use crate::header::{BLOCK, Header, sealed_copy};
 use crate::index::Index;
 use crate::layer::Layer;
 use crate::mapping::{RawMapping, SECTOR};
-use crate::source::Source;
+use crate::source::{Source, Storage};
 use crate::upper::{Gate, Mode, Upper};
 
 /// What fills the sector behind the index.
@@ -26,7 +26,8 @@ pub enum SealError {
     /// It no longer took writes before; nothing was changed.
     #[error("the upper cannot be written")]
     Closed(#[source] io::Error),
-    /// A file could not be written. The upper is refused from now on: open it again to see whether it is sealed.
+    /// A file could not be written. Where there was no room, the upper is as it was, if [it takes writes](Upper::takes_writes);
+    /// else it is refused from now on: open it again to see whether it is sealed.
     #[error("{what} {file}")]
     Io {
         /// Which step failed.
@@ -47,8 +48,20 @@ impl Upper {
         self.check_writable(*gate).map_err(SealError::Closed)?;
         *gate = Gate::HalfSealed;
         let file = &**self.data();
-        let error = |what| move |source| SealError::Io { what, file: file.name().to_owned(), source };
+        let before = file.length().map_err(self.sealing("measure"))?;
+        let sealed = self.write_seal(file);
+        // What was written of the seal is cut off again. After a failed sync nobody knows what is there.
+        *gate = match &sealed {
+            Ok(_) => Gate::Sealed,
+            Err(_) if self.check_failed().is_ok() && file.set_length(before).is_ok() => Gate::Open,
+            Err(_) => Gate::HalfSealed,
+        };
+        sealed
+    }
 
+    /// Writes index and trailer.
+    fn write_seal(&self, file: &dyn Storage) -> Result<SealedUpper, SealError> {
+        let error = |what| self.sealing(what);
         let mut at = self.end_of_data().map_err(error("measure"))?;
         if self.mode() == Mode::Sparse {
             file.set_length(at).map_err(error("cut"))?; // the beginnings of an earlier seal
@@ -73,10 +86,14 @@ impl Upper {
         let trailer = sealed_copy(&header, at, entries.len() as u64);
         file.write_at(end, &trailer).map_err(error("write the trailer of"))?;
         file.sync().map_err(|sync_error| error("sync")(self.fail(sync_error)))?;
-        *gate = Gate::Sealed;
 
         let trailer = Header::parse(&trailer, end).map_err(|problem| error("seal")(io::Error::other(problem)))?;
         Ok(SealedUpper { trailer, index: Index::from_sorted(entries), size: Bytes(end + BLOCK) })
+    }
+
+    fn sealing(&self, what: &'static str) -> impl FnOnce(io::Error) -> SealError + use<> {
+        let file = self.data().name().to_owned();
+        move |source| SealError::Io { what, file, source }
     }
 
     /// Where the index may begin, in bytes.

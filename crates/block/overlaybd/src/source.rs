@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -79,12 +79,20 @@ pub struct LocalFile {
 impl LocalFile {
     /// Opens a layer, which no longer changes.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
+        let mut file = Self::open_to_read(path)?;
+        file.size = Some(file.file.metadata()?.len());
+        Ok(file)
+    }
+
+    /// Opens a file that may be written meanwhile, for reading.
+    pub fn open_to_read(path: &Path) -> io::Result<Self> {
+        // Nothing else is opened for long: a pipe would wait for somebody to write to it.
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path)?;
+        if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        Ok(Self { file, name: path.display().to_string(), size: Some(metadata.len()) })
+        Ok(Self { file, name: path.display().to_string(), size: None })
     }
 
     /// Opens a file of an upper for reading and writing.

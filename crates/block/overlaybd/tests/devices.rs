@@ -281,6 +281,39 @@ fn a_full_disk_is_an_error_and_what_was_there_stays() {
 }
 
 #[test]
+fn a_seal_that_has_no_room_leaves_the_upper_as_it_was() {
+    let beyond_trailer = 2 * 4096;
+    for mode in [Mode::Log, Mode::Hybrid, Mode::Sparse] {
+        let data = Troubled::new();
+        let index = (mode != Mode::Sparse).then(Troubled::new);
+        let options = UpperOptions { mode, ..UpperOptions::new(Bytes::mib(1), Uuid::nil()) };
+        let files = (Arc::clone(&data) as _, index.clone().map(|index| index as _));
+        let upper = Upper::create(files.0, files.1, &options).expect("create");
+        let device = OverlayDevice::new(empty(), upper).expect("device");
+        device.write_at(0, &[1; 8192]).expect("write");
+        device.flush().expect("flush");
+        let full = data.size();
+        for more in [0, 4096, beyond_trailer - 1] {
+            data.room.store(full + more, Ordering::SeqCst);
+            let error = device.upper().seal().expect_err("no room");
+            assert!(matches!(error, aenv_block_overlaybd::SealError::Io { .. }), "{error:?}");
+            assert!(device.upper().takes_writes());
+            assert_eq!(data.size(), full, "{mode:?}: nothing of the seal is left");
+        }
+        data.room.store(u64::MAX, Ordering::SeqCst);
+        device.write_at(4096, &[2; 4096]).expect("write");
+        device.flush().expect("flush");
+        device.upper().seal().expect("seal");
+        assert!(!device.upper().takes_writes());
+        let layer = Layer::open(data).expect("open");
+        let stack = Stack::new(vec![layer]).expect("stack");
+        let mut bytes = [0; 8192];
+        stack.read_at(0, &mut bytes).expect("read");
+        assert_eq!((bytes[4095], bytes[4096]), (1, 2));
+    }
+}
+
+#[test]
 fn after_a_failed_sync_a_device_is_refused_until_it_is_opened_again() {
     let (device, data, index) = troubled_device(Mode::Hybrid);
     device.write_at(0, &[1; 4096]).expect("write");

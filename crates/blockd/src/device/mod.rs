@@ -220,6 +220,11 @@ impl Device {
         }
     }
 
+    /// Whether its upper is sound and no layer.
+    fn takes_writes(&self) -> bool {
+        self.writable().is_ok_and(|device| device.upper().takes_writes())
+    }
+
     fn broken(&self) -> ChangeError {
         ChangeError::Broken { name: self.name.clone(), problem: self.problem.clone().unwrap_or_default() }
     }

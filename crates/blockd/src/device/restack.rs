@@ -127,7 +127,9 @@ impl Device {
             Ok(UpperState::Unknown) | Err(_) => false,
         };
         if !sealed {
-            if let RestackError::Seal(SealError::Io { .. }) = failure {
+            if let RestackError::Seal(SealError::Io { .. }) = failure
+                && !self.takes_writes()
+            {
                 self.problem = Some(format!("its upper is half sealed and takes no writes: {}", chain(&failure)));
             }
             self.forget_restack(context);

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// How the layers of a native image are compressed.
     #[arg(long, value_name = "ALGORITHM", default_value = "lz4", requires = "native")]
     zfile: Compressor,
-    /// Bytes compressed at once: a power of two from 512 to 65536.
+    /// Bytes compressed at once: a power of two from 1024 to 65536.
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = block_size, requires = "native")]
     block_size: BlockSize,
     /// Size of the device, in GiB.

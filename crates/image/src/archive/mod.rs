@@ -344,7 +344,9 @@ fn id(from_pax: Option<u64>, field: &[u8], what: &str) -> io::Result<u32> {
         Some(id) => id,
         None => number(field, what)?,
     };
-    u32::try_from(id).map_err(|_| malformed(format!("{what} {id} does not exist on Linux")))
+    // The last one means "leave it as it is" to the kernel.
+    let valid = u32::try_from(id).ok().filter(|&id| id != u32::MAX);
+    valid.ok_or_else(|| malformed(format!("{what} {id} does not exist on Linux")))
 }
 
 fn until_nul(bytes: &[u8]) -> Vec<u8> {

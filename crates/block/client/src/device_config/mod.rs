@@ -13,7 +13,9 @@
 
 mod raw;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use aenv_block_overlaybd::Mode;
@@ -145,11 +147,30 @@ pub enum DeviceConfigError {
     },
 }
 
+/// Longest file that is read as one: thousands of layers have room in it.
+const LONGEST: u64 = 16 << 20;
+
+fn read(path: &Path) -> io::Result<String> {
+    let invalid = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    // A pipe would wait for somebody to write to it.
+    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(nonblock).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return invalid("not a regular file".to_owned());
+    }
+    if metadata.len() > LONGEST {
+        return invalid(format!("{} bytes are more than a device's configuration has", metadata.len()));
+    }
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 impl DeviceConfig {
-    /// Reads `path`; relative paths in it are those from its directory.
+    /// Reads `path`, a regular file; relative paths in it are those from its directory.
     pub fn load(path: &Path) -> Result<Self, DeviceConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| DeviceConfigError::Read { path: path.to_owned(), source })?;
+        let text = read(path).map_err(|source| DeviceConfigError::Read { path: path.to_owned(), source })?;
         let mut config = Self::parse(&text)?;
         config.resolve(path.parent().unwrap_or(Path::new("")));
         Ok(config)

@@ -38,7 +38,8 @@ pub enum RestackError {
     /// The stack would be too deep; nothing was changed. Compact it first.
     #[error("there are {MAX_LAYERS} layers already")]
     TooDeep,
-    /// Sealing failed. Unless it is [`SealError::Closed`], the device must be opened again.
+    /// Sealing failed. If [the upper](OverlayDevice::upper) still takes writes, the device goes on; else it must be opened
+    /// again.
     #[error("seal the upper")]
     Seal(#[from] SealError),
     /// The sealed file could not be moved. The device must be opened again; its upper is sealed.

@@ -163,6 +163,12 @@ impl Upper {
         self.table().live.len()
     }
 
+    /// Whether it is neither sealed nor refused because of an error.
+    #[must_use]
+    pub fn takes_writes(&self) -> bool {
+        self.open_gate().is_ok()
+    }
+
     /// Writes whole sectors from `sector` on. The caller keeps within the size.
     pub(crate) fn write(&self, mut sector: u64, buf: &[u8]) -> io::Result<()> {
         debug_assert!((buf.len() as u64).is_multiple_of(SECTOR));

@@ -1,7 +1,8 @@
 //! Where each block of a ZFile is.
 //!
 //! Stored are lengths; looked up are positions. Blocks that hold 64 KiB together share one absolute position, and each has
-//! its distance from it in 16 bits: 2.5 bytes a block of 4 KiB.
+//! its distance from it in 16 bits: 2.5 bytes a block of 4 KiB. Small blocks, which may become longer when they do not
+//! compress, come in smaller groups.
 
 use super::codec::CRC;
 use super::header::{BLOCK, ZFileInfo, ZFileProblem};
@@ -24,12 +25,17 @@ pub(super) struct JumpTable {
 impl JumpTable {
     /// An empty table for the file that `info` describes.
     pub(super) fn new(info: &ZFileInfo) -> Self {
+        let longest = info.block_size.bound() + CRC;
+        let mut per_group = GROUP_BYTES / info.block_size.get();
+        while (per_group - 1) * longest >= usize::from(u16::MAX) {
+            per_group /= 2;
+        }
         Self {
-            per_group: GROUP_BYTES / info.block_size.get(),
+            per_group,
             bases: Vec::new(),
             deltas: Vec::new(),
             end: BLOCK,
-            longest: (info.block_size.bound() + CRC) as u32,
+            longest: longest as u32,
             shortest: if info.verify { CRC as u32 + 1 } else { 1 },
         }
     }
