@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aenv_image::ImageConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::expand::expand;
+use crate::expand::{ExpandError, expand};
 use crate::record::Recipe;
 
 /// Whom every image gets that steps are done on, as E2B's templates have it: the build's user, if the image names none.
@@ -16,6 +16,9 @@ pub(crate) const NOBODY_NAMED: &str = "root";
 
 /// Where commands are looked up if nothing else says so.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Most bytes of what builds add to the environment: a program has 2 MiB for its arguments and all of it.
+const LARGEST: usize = 1 << 20;
 
 /// Environment, user and directory, as the steps so far have left them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,31 +48,38 @@ impl Context {
         }
     }
 
-    /// The variables of `text` in the place of their names.
-    pub(crate) fn expanded(&self, text: &str) -> String {
-        let mut all = self.base.clone();
-        all.extend(self.env.clone());
-        expand(text, &all)
+    /// The values of variables in the place of their names in `text`.
+    pub(crate) fn expanded(&self, text: &str) -> Result<String, ExpandError> {
+        expand(text, &|name| self.env.get(name).or_else(|| self.base.get(name)).map(String::as_str))
     }
 
     /// `ENV`: of one step, later values see earlier ones.
-    pub(crate) fn set(&mut self, pairs: &[(String, String)]) {
+    pub(crate) fn set(&mut self, pairs: &[(String, String)]) -> Result<(), String> {
+        let size = |(name, value): (&String, &String)| name.len() + value.len();
+        let mut total: usize = self.env.iter().map(size).sum();
         for (name, value) in pairs {
-            let value = self.expanded(value);
-            self.env.insert(name.clone(), value);
+            let value = self.expanded(value).map_err(|error| format!("failed to set '{name}': {error}"))?;
+            total += name.len() + value.len();
+            if total > LARGEST {
+                return Err(format!("failed to set '{name}': the environment is larger than {LARGEST} bytes"));
+            }
+            if let Some(former) = self.env.insert(name.clone(), value) {
+                total -= name.len() + former.len();
+            }
         }
+        Ok(())
     }
 
     /// `WORKDIR`: relative to the one before.
-    pub(crate) fn enter(&mut self, path: &str) -> String {
-        let path = self.expanded(path);
+    pub(crate) fn enter(&mut self, path: &str) -> Result<String, ExpandError> {
+        let path = self.expanded(path)?;
         let path = match path.starts_with('/') {
             true => path,
             false => format!("{}/{path}", self.workdir.as_deref().unwrap_or("").trim_end_matches('/')),
         };
         let path = if path.len() > 1 { path.trim_end_matches('/').to_owned() } else { path };
         self.workdir = Some(path.clone());
-        path
+        Ok(path)
     }
 
     /// What sandboxes of the template give their processes.
@@ -91,7 +101,7 @@ mod tests {
     fn later_values_see_earlier_ones_and_the_image() {
         let mut context = context();
         let pairs = [("A", "1"), ("B", "$A/2"), ("PATH", "/opt:$PATH")];
-        context.set(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        context.set(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))).unwrap();
         assert_eq!((&*context.env["B"], &*context.env["PATH"]), ("1/2", "/opt:/bin"));
         assert_eq!(
             context.config(ImageConfig::default()).env,
@@ -103,10 +113,23 @@ mod tests {
     #[test]
     fn a_relative_workdir_continues_the_one_before() {
         let mut context = context();
-        assert_eq!(context.enter("app"), "/app");
-        assert_eq!(context.enter("$NONE/src/"), "/src");
-        assert_eq!(context.enter("lib"), "/src/lib");
-        assert_eq!(context.enter("/"), "/");
-        assert_eq!(context.enter("x"), "/x");
+        assert_eq!(context.enter("app").unwrap(), "/app");
+        assert_eq!(context.enter("$NONE/src/").unwrap(), "/src");
+        assert_eq!(context.enter("lib").unwrap(), "/src/lib");
+        assert_eq!(context.enter("/").unwrap(), "/");
+        assert_eq!(context.enter("x").unwrap(), "/x");
+    }
+
+    #[test]
+    fn an_environment_does_not_grow_without_bound() {
+        let mut context = context();
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        context.set(&[pair("A", &"x".repeat(1 << 16))]).unwrap();
+        context.set(&[pair("A", "$A$A")]).unwrap();
+        let error = context.set(&[pair("A", "$A$A")]).unwrap_err();
+        assert!(error.contains("failed to set 'A'") && error.contains("longer than 131072 bytes"), "{error}");
+        let many: Vec<_> = (0..60_000).map(|number| pair(&format!("v{number}"), "twenty bytes of text")).collect();
+        let error = context.set(&many).unwrap_err();
+        assert!(error.contains("larger than 1048576 bytes"), "{error}");
     }
 }

@@ -82,17 +82,16 @@ impl Work<'_> {
                 }
             }
             Action::Copy(copy) => self.copy(copy, context).await,
-            Action::Env(pairs) => {
-                context.set(pairs);
-                Ok(())
-            }
+            Action::Env(pairs) => context.set(pairs),
             Action::Workdir(path) => {
-                let path = context.enter(path);
+                let failed = |error| format!("failed to make the directory '{}': {error}", start_of(path));
+                let path = context.enter(path).map_err(failed)?;
                 let made = self.script(WORKDIR, &[&path, &context.user]).await;
                 made.map_err(|why| format!("failed to make the directory '{path}': {}", why.text()))
             }
             Action::User(user) => {
-                let user = context.expanded(user);
+                let failed = |error| format!("failed to make the user '{}': {error}", start_of(user));
+                let user = context.expanded(user).map_err(failed)?;
                 // A number needs no line in /etc/passwd, and a group is only looked up.
                 let (name, _) = user.split_once(':').unwrap_or((&user, ""));
                 if name.parse::<u32>().is_err() {
@@ -113,7 +112,7 @@ impl Work<'_> {
             self.uploads.find(files).ok_or_else(|| failed("its files are not here, upload them".to_owned()))?;
         let there = format!("/tmp/aenv-copy-{files}.tar");
         self.bench.put(&there, &archive).await.map_err(failed)?;
-        let target = context.expanded(target);
+        let target = context.expanded(target).map_err(|error| failed(error.to_string()))?;
         let owner = owner.as_ref().unwrap_or(&context.user);
         let (mode, workdir) = (mode.as_deref().unwrap_or(""), context.workdir.as_deref().unwrap_or(""));
         let arguments = [&*there, source, &target, owner, mode, workdir, &context.user];
@@ -278,6 +277,11 @@ impl<'a> Lines<'a> {
             self.log.add(self.stage, level, format!("{}[{name}]: {line}", self.prefix));
         }
     }
+}
+
+/// Enough of a text to know which it is.
+fn start_of(text: &str) -> &str {
+    text.char_indices().nth(80).map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]

@@ -1,60 +1,83 @@
 //! `$NAME` in the values of a build's steps, by the rules of a shell, without its commands.
 
-use std::collections::BTreeMap;
+/// Longest value: no program can be started with a longer one (`MAX_ARG_STRLEN` of Linux).
+pub(crate) const LONGEST: usize = 128 << 10;
+/// Defaults within defaults.
+const DEEPEST: usize = 16;
+/// How far behind its opening a brace may close; what is further away is no name with a default.
+const WIDEST: usize = 4096;
+
+/// Why variables cannot be put in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ExpandError {
+    #[error("with its variables put in, it is longer than {LONGEST} bytes")]
+    Long,
+    #[error("its defaults are nested more than {DEEPEST} deep")]
+    Deep,
+}
+
+/// The value of a variable.
+pub(crate) type Lookup<'a> = dyn Fn(&str) -> Option<&'a str> + 'a;
 
 /// Puts the values of variables in the place of their names: `$NAME`, `${NAME}`, `${NAME:-other}` and `${NAME:+other}` (and
 /// both without the colon, which then ask only whether there is such a variable). `\$` is a dollar sign. What is none of
 /// these, `$(command)` above all, stays as it is.
-pub(crate) fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
-    let mut out = String::with_capacity(text.len());
+pub(crate) fn expand(text: &str, value_of: &Lookup<'_>) -> Result<String, ExpandError> {
+    expand_within(text, value_of, DEEPEST)
+}
+
+fn expand_within(text: &str, value_of: &Lookup<'_>, depth: usize) -> Result<String, ExpandError> {
+    let depth = depth.checked_sub(1).ok_or(ExpandError::Deep)?;
+    let mut out = String::with_capacity(text.len().min(LONGEST));
+    let mut push = |part: &str| {
+        out.push_str(part);
+        if out.len() > LONGEST { Err(ExpandError::Long) } else { Ok(()) }
+    };
     let mut rest = text;
     while let Some(at) = rest.find(['$', '\\']) {
-        out.push_str(&rest[..at]);
+        push(&rest[..at])?;
         let found = &rest[at..];
         if let Some(after) = found.strip_prefix('\\') {
             // A backslash counts only before what it can protect.
             let protected = after.chars().next().filter(|next| matches!(next, '$' | '\\'));
-            out.push(protected.unwrap_or('\\'));
+            push(protected.unwrap_or('\\').encode_utf8(&mut [0; 4]))?;
             rest = &after[protected.map_or(0, char::len_utf8)..];
             continue;
         }
-        let (value, length) = variable(found, env).unwrap_or_else(|| ("$".to_owned(), 1));
-        out.push_str(&value);
+        let (value, length) = variable(found, value_of, depth)?.unwrap_or_else(|| ("$".to_owned(), 1));
+        push(&value)?;
         rest = &found[length..];
     }
-    out.push_str(rest);
-    out
+    push(rest)?;
+    Ok(out)
 }
 
 /// The value of the variable that `text` begins with, and how long its name is there.
-fn variable(text: &str, env: &BTreeMap<String, String>) -> Option<(String, usize)> {
-    let after = text.strip_prefix('$')?;
-    let value = |name: &str| env.get(name).map(String::as_str);
+fn variable(text: &str, value_of: &Lookup<'_>, depth: usize) -> Result<Option<(String, usize)>, ExpandError> {
+    let after = text.strip_prefix('$').unwrap_or(text);
     let Some(braced) = after.strip_prefix('{') else {
-        let name = name_of(after)?;
-        return Some((value(name).unwrap_or_default().to_owned(), 1 + name.len()));
+        let named = |name: &str| (value_of(name).unwrap_or_default().to_owned(), 1 + name.len());
+        return Ok(name_of(after).map(named));
     };
-    let name = name_of(braced)?;
-    let end = closing(braced)?;
-    let length = 2 + end + 1;
+    let Some((name, end)) = name_of(braced).zip(closing(braced)) else { return Ok(None) };
     let operation = &braced[name.len()..end];
-    let set = value(name);
-    let set_and_not_empty = set.filter(|value| !value.is_empty());
+    let set = value_of(name);
     let value = match operation {
         "" => set.unwrap_or_default().to_owned(),
         _ => {
             let (set, operation) = match operation.strip_prefix(':') {
-                Some(operation) => (set_and_not_empty, operation),
+                Some(operation) => (set.filter(|value| !value.is_empty()), operation),
                 None => (set, operation),
             };
-            match (operation.strip_prefix('-'), operation.strip_prefix('+')) {
-                (Some(other), _) => set.map_or_else(|| expand(other, env), str::to_owned),
-                (_, Some(other)) => set.map(|_| expand(other, env)).unwrap_or_default(),
-                _ => return None,
+            match (operation.strip_prefix('-'), operation.strip_prefix('+'), set) {
+                (Some(_), _, Some(set)) => set.to_owned(),
+                (Some(other), _, None) | (_, Some(other), Some(_)) => expand_within(other, value_of, depth)?,
+                (_, Some(_), None) => String::new(),
+                (None, None, _) => return Ok(None),
             }
         }
     };
-    Some((value, length))
+    Ok(Some((value, 2 + end + 1)))
 }
 
 fn name_of(text: &str) -> Option<&str> {
@@ -67,7 +90,7 @@ fn name_of(text: &str) -> Option<&str> {
 /// Where the brace closes that was opened before `text`.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0;
-    for (at, byte) in text.bytes().enumerate() {
+    for (at, byte) in text.bytes().enumerate().take(WIDEST) {
         match byte {
             b'{' => depth += 1,
             b'}' if depth == 0 => return Some(at),
@@ -82,9 +105,15 @@ fn closing(text: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn value_of(name: &str) -> Option<&'static str> {
+        [("A", "one"), ("EMPTY", ""), ("B_2", "two")]
+            .into_iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value)
+    }
+
     fn expanded(text: &str) -> String {
-        let env = [("A", "one"), ("EMPTY", ""), ("B_2", "two")];
-        expand(text, &env.map(|(name, value)| (name.to_owned(), value.to_owned())).into())
+        expand(text, &value_of).expect("neither long nor deep")
     }
 
     #[test]
@@ -103,5 +132,16 @@ mod tests {
     #[test]
     fn nothing_is_executed_and_a_dollar_can_be_kept() {
         assert_eq!(expanded("$(id) `id` $1 ${A!} ${A \\$A \\\\$A \\n"), "$(id) `id` $1 ${A!} ${A $A \\one \\n");
+    }
+
+    #[test]
+    fn what_would_take_forever_or_all_memory_is_refused() {
+        let nested = |depth| format!("{}x{}", "${N:-".repeat(depth), "}".repeat(depth));
+        assert_eq!(expanded(&nested(DEEPEST - 1)), "x");
+        assert_eq!(expand(&nested(DEEPEST), &value_of), Err(ExpandError::Deep));
+        assert_eq!(expand(&nested(20_000), &value_of), Err(ExpandError::Deep));
+        let long = "$A".repeat(LONGEST / 3 + 1);
+        assert_eq!(expand(&long, &value_of), Err(ExpandError::Long));
+        expand(&"${A".repeat(LONGEST / 30), &value_of).expect("open braces are text");
     }
 }

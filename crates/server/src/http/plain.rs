@@ -197,7 +197,11 @@ async fn ask(app: &App, info: &SandboxInfo, call: Call, body: Body) -> Result<Re
         };
         return Err(ApiError::new(StatusCode::CONFLICT, message));
     }
-    Err(ApiError::new(parts.status, message))
+    let status = match parts.status {
+        StatusCode::UNAUTHORIZED => StatusCode::BAD_REQUEST, // our own token is right: there is no such user
+        status => status,
+    };
+    Err(ApiError::new(status, message))
 }
 
 #[derive(Deserialize)]
