@@ -13,12 +13,10 @@
 
 mod raw;
 
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use aenv_block_overlaybd::Mode;
+use aenv_block_overlaybd::{LocalFile, Mode, Source as _};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -151,20 +149,14 @@ pub enum DeviceConfigError {
 const LONGEST: u64 = 16 << 20;
 
 fn read(path: &Path) -> io::Result<String> {
-    let invalid = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
-    // A pipe would wait for somebody to write to it.
-    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(nonblock).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return invalid("not a regular file".to_owned());
+    let file = LocalFile::open(path)?;
+    if file.size() > LONGEST {
+        let problem = format!("{} bytes are more than a device's configuration has", file.size());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
-    if metadata.len() > LONGEST {
-        return invalid(format!("{} bytes are more than a device's configuration has", metadata.len()));
-    }
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text)?;
-    Ok(text)
+    let mut text = vec![0; file.size() as usize];
+    file.read_at(0, &mut text)?;
+    String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 impl DeviceConfig {
