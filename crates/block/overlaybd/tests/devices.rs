@@ -3,17 +3,15 @@
 mod support;
 
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use aenv_block_device::BlockDevice;
 use aenv_block_device::test_support::conformance;
 use aenv_block_overlaybd::{
-    CompactionPolicy, Layer, LocalFile, MemoryFile, Mode, OverlayDevice, Source, Stack, Storage, Upper, UpperFiles,
-    UpperOptions,
+    CompactionPolicy, Layer, LocalFile, MemoryFile, Mode, OverlayDevice, Source, Stack, Upper, UpperFiles, UpperOptions,
 };
 use aenv_model::Bytes;
 use support::*;
@@ -187,66 +185,14 @@ fn trimmed_space_goes_back_to_the_filesystem() {
     }
 }
 
-/// A file on a disk that is full beyond `room` bytes, and whose syncs fail when told.
-#[derive(Debug)]
-struct Troubled {
-    file: MemoryFile,
-    room: AtomicU64,
-    broken: AtomicBool,
+type TroubledMemory = Troubled<MemoryFile>;
+
+fn troubled_memory() -> Arc<TroubledMemory> {
+    Arc::new(Troubled::new(MemoryFile::new("troubled", Vec::new())))
 }
 
-impl Troubled {
-    fn new() -> Arc<Self> {
-        let file = MemoryFile::new("troubled", Vec::new());
-        Arc::new(Self { file, room: AtomicU64::new(u64::MAX), broken: AtomicBool::new(false) })
-    }
-}
-
-impl Source for Troubled {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.file.size()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_at(offset, buf)
-    }
-}
-
-impl Storage for Troubled {
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        if offset + buf.len() as u64 > self.room.load(Ordering::SeqCst) {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.file.write_at(offset, buf)
-    }
-
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-
-    fn set_length(&self, length: u64) -> io::Result<()> {
-        self.file.set_length(length)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        if self.broken.load(Ordering::SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }
-    }
-
-    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.file.punch_hole(offset, length)
-    }
-
-    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        self.file.data_ranges(range)
-    }
-}
-
-fn troubled_device(mode: Mode) -> (OverlayDevice, Arc<Troubled>, Arc<Troubled>) {
-    let (data, index) = (Troubled::new(), Troubled::new());
+fn troubled_device(mode: Mode) -> (OverlayDevice, Arc<TroubledMemory>, Arc<TroubledMemory>) {
+    let (data, index) = (troubled_memory(), troubled_memory());
     let options = UpperOptions { mode, ..UpperOptions::new(Bytes::mib(1), Uuid::nil()) };
     let upper = Upper::create(Arc::clone(&data) as _, Some(Arc::clone(&index) as _), &options).expect("create");
     (OverlayDevice::new(empty(), upper).expect("device"), data, index)
@@ -284,8 +230,8 @@ fn a_full_disk_is_an_error_and_what_was_there_stays() {
 fn a_seal_that_has_no_room_leaves_the_upper_as_it_was() {
     let beyond_trailer = 2 * 4096;
     for mode in [Mode::Log, Mode::Hybrid, Mode::Sparse] {
-        let data = Troubled::new();
-        let index = (mode != Mode::Sparse).then(Troubled::new);
+        let data = troubled_memory();
+        let index = (mode != Mode::Sparse).then(troubled_memory);
         let options = UpperOptions { mode, ..UpperOptions::new(Bytes::mib(1), Uuid::nil()) };
         let files = (Arc::clone(&data) as _, index.clone().map(|index| index as _));
         let upper = Upper::create(files.0, files.1, &options).expect("create");

@@ -3,15 +3,13 @@
 mod support;
 
 use std::fs;
-use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use aenv_block_device::BlockDevice;
 use aenv_block_overlaybd::{
-    LocalFile, Mode, OverlayDevice, Source, Stack, Storage, Upper, UpperFiles, UpperOptions, UpperState,
+    LocalFile, Mode, OverlayDevice, Source, Stack, Upper, UpperFiles, UpperOptions, UpperState,
 };
 use aenv_model::Bytes;
 use support::*;
@@ -176,46 +174,6 @@ fn a_restack_begins_new_notes() {
     assert_eq!(rig.files.state().expect("state"), UpperState::Open);
 }
 
-/// A file whose sync fails when told so.
-#[derive(Debug)]
-struct Moody {
-    file: LocalFile,
-    fails: Arc<AtomicBool>,
-}
-
-impl Source for Moody {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-    fn size(&self) -> u64 {
-        self.file.size()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_at(offset, buf)
-    }
-}
-
-impl Storage for Moody {
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.file.write_at(offset, buf)
-    }
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-    fn set_length(&self, length: u64) -> io::Result<()> {
-        self.file.set_length(length)
-    }
-    fn sync(&self) -> io::Result<()> {
-        if self.fails.load(Ordering::SeqCst) { Err(io::Error::other("no")) } else { self.file.sync() }
-    }
-    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.file.punch_hole(offset, length)
-    }
-    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        self.file.data_ranges(range)
-    }
-}
-
 #[test]
 fn after_a_failed_sync_nothing_that_was_noted_comes_back() {
     let rig = Rig::new(Mode::Log);
@@ -223,15 +181,13 @@ fn after_a_failed_sync_nothing_that_was_noted_comes_back() {
     device.write_at(0, &[1; 4096]).expect("write");
     device.flush().expect("flush");
     drop(device);
-    let fails = Arc::new(AtomicBool::new(false));
-    let open = |path: &Path| -> Arc<dyn Storage> {
-        Arc::new(Moody { file: LocalFile::open_writable(path).expect("open"), fails: Arc::clone(&fails) })
-    };
-    let mut upper = Upper::open(open(&rig.files.data), rig.files.index.as_deref().map(open)).expect("open");
+    let open = |path: &Path| Arc::new(Troubled::new(LocalFile::open_writable(path).expect("open")));
+    let (data, index) = (open(&rig.files.data), rig.files.index.as_deref().map(open));
+    let mut upper = Upper::open(data.clone(), index.clone().map(|index| index as _)).expect("open");
     upper.take_notes(&rig.notes()).expect("take notes");
     let device = OverlayDevice::new(Stack::new(Vec::new()).expect("stack"), upper).expect("device");
     device.write_at(0, &[2; 4096]).expect("write");
-    fails.store(true, Ordering::SeqCst);
+    index.iter().chain([&data]).for_each(|file| file.broken.store(true, Ordering::SeqCst));
     device.flush().expect_err("the sync fails");
     device.write_at(4096, &[2; 4096]).expect_err("refused from now on");
     drop(device);

@@ -2,11 +2,14 @@
 
 #![allow(dead_code)] // each test binary uses its part
 
+use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use aenv_block_device::BlockDevice;
-use aenv_block_overlaybd::{LocalFile, Mapping, MemoryFile, Source};
+use aenv_block_overlaybd::{LocalFile, Mapping, MemoryFile, Source, Storage};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -158,4 +161,61 @@ fn sectors(entries: impl Iterator<Item = (u64, u64, Option<(u64, u64)>)>) -> Vec
             (0..length).map(move |n| (offset + n, data.map(|(position, tag)| (position + n, tag))))
         })
         .collect()
+}
+
+/// A file on a disk that is full beyond `room` bytes, and whose syncs fail when told.
+#[derive(Debug)]
+pub(crate) struct Troubled<F> {
+    file: F,
+    pub(crate) room: AtomicU64,
+    pub(crate) broken: AtomicBool,
+}
+
+impl<F> Troubled<F> {
+    pub(crate) fn new(file: F) -> Self {
+        Self { file, room: AtomicU64::new(u64::MAX), broken: AtomicBool::new(false) }
+    }
+}
+
+impl<F: Storage> Source for Troubled<F> {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, buf)
+    }
+}
+
+impl<F: Storage> Storage for Troubled<F> {
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if offset + buf.len() as u64 > self.room.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.write_at(offset, buf)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.file.length()
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.file.set_length(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if self.broken.load(Ordering::SeqCst) { Err(io::Error::other("broken")) } else { self.file.sync() }
+    }
+
+    fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.file.punch_hole(offset, length)
+    }
+
+    fn data_ranges(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        self.file.data_ranges(range)
+    }
 }
