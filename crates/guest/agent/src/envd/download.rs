@@ -68,7 +68,7 @@ impl Opened {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 HttpError::not_found(format!("path '{}' does not exist", path.display()))
             }
-            _ => HttpError::internal(format!("error opening file: {error}")),
+            _ => HttpError::from_io("error opening file", &error),
         };
         // Looked at before it is opened: opening a named pipe waits for its other end.
         let found = path.metadata().map_err(missing)?;
@@ -81,7 +81,7 @@ impl Opened {
         (&mut file)
             .take(SNIFF_SIZE as u64)
             .read_to_end(&mut head)
-            .map_err(|error| HttpError::internal(format!("error reading file: {error}")))?;
+            .map_err(|error| HttpError::from_io("error reading file", &error))?;
         let size = if found.is_file() { found.len() } else { 0 };
         Ok(Self { path, file, size, modified: found.modified().ok(), head })
     }

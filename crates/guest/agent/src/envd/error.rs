@@ -5,6 +5,7 @@ use std::io;
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use rustix::io::Errno;
 
 /// An answer other than success.
 #[derive(Debug)]
@@ -34,13 +35,27 @@ impl HttpError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// A failed file operation: `doing` says which. A full disk is told apart (507).
+    /// A failed file operation: `doing` says which. Told apart are a full disk (507), a path that no file can have (400), and
+    /// one whose file cannot be changed (403).
     pub(super) fn from_io(doing: impl fmt::Display, error: &io::Error) -> Self {
         if is_disk_full(error) {
             return Self::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available");
         }
-        Self::internal(format!("{doing}: {error}"))
+        let status = match error.kind() {
+            _ if is_path_unfit(error) => StatusCode::BAD_REQUEST,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, format!("{doing}: {error}"))
     }
+}
+
+/// No file can be reached or made under that path: it has a zero byte, a name too long, a loop of links or a file amid its
+/// directories, or leads to what is no file (a pipe that nobody reads, a device without a driver).
+fn is_path_unfit(error: &io::Error) -> bool {
+    let is_of_kind = matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory);
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    is_of_kind || matches!(errno, Some(Errno::NAMETOOLONG | Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV))
 }
 
 /// No space, or no quota, is left.

@@ -1,6 +1,7 @@
 //! `process.Process`: the protocol's view of [`crate::process`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aenv_guest_proto::wire::process as wire;
 use connectrpc::{ConnectError, InboundStream, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream};
@@ -13,7 +14,8 @@ use super::stream::{Events, Pace, stream};
 use super::{Envd, environment};
 use crate::console::Chain;
 use crate::process::{
-    Channel, Chunk, Config, Exit, Followed, InputError, Program, Running, Selector, Source, Subscription, TerminalSize,
+    Channel, Chunk, Config, Exit, Followed, InputError, Limits, Program, Running, Selector, Source, Subscription,
+    TerminalSize,
 };
 
 /// Terminal size when the caller gives none.
@@ -95,10 +97,11 @@ impl wire::Process for ProcessService {
         request: ServiceRequest<'_, wire::ConnectRequest>,
     ) -> ServiceResult<ServiceStream<wire::ConnectResponse>> {
         Envd::check_rpc_user(&ctx)?;
+        let replay = number(&ctx, "output-replay-bytes")?.map_or(usize::MAX, |bytes| bytes as usize);
         let request = request.to_owned_message();
         let selector = read_selector(request.process.as_option())?;
         let process = self.envd.processes.find_or_recall(&selector).ok_or_else(|| not_found(&selector))?;
-        let events = ProcessEvents { subscription: process.subscribe(), ended: false, owns_deadline: false };
+        let events = ProcessEvents { subscription: process.subscribe(replay), ended: false, owns_deadline: false };
         let stream = stream(events, Pace::of(&ctx))
             .map(|event| event.map(|event| wire::ConnectResponse { event: event.into(), ..Default::default() }));
         Response::ok(Box::pin(stream))
@@ -109,11 +112,14 @@ impl wire::Process for ProcessService {
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::StartRequest>,
     ) -> ServiceResult<ServiceStream<wire::StartResponse>> {
-        check_timeout(&ctx)?;
+        // The library takes an unreadable timeout for none: that would be a process that nothing ends.
+        number(&ctx, "connect-timeout-ms")?;
+        let output_grace = number(&ctx, "output-grace-ms")?.map(Duration::from_millis);
         let (program, config) = self.program(&ctx, request.to_owned_message())?;
         let pace = Pace::of(&ctx);
+        let limits = Limits { deadline: pace.deadline, output_grace };
         let (command, terminal) = (program.command.clone(), matches!(program.channel, Channel::Terminal(_)));
-        let subscription = self.envd.processes.start(program, config, pace.deadline).await.map_err(|error| {
+        let subscription = self.envd.processes.start(program, config, limits).await.map_err(|error| {
             let what = if terminal { "error starting pty with command" } else { "error starting process" };
             ConnectError::invalid_argument(format!("{what} '{command}': {}", Chain(&error)))
         })?;
@@ -336,12 +342,12 @@ fn read_size(size: &wire::pty::Size) -> TerminalSize {
     TerminalSize { columns: clamp(size.cols), rows: clamp(size.rows) }
 }
 
-/// The library takes an unreadable timeout for none; on Start that would be a process that nothing ends.
-fn check_timeout(context: &RequestContext) -> Result<(), ConnectError> {
-    let Some(value) = context.header("connect-timeout-ms") else { return Ok(()) };
+/// The number in a header, if there is one.
+fn number(context: &RequestContext, name: &str) -> Result<Option<u64>, ConnectError> {
+    let Some(value) = context.header(name) else { return Ok(None) };
     match value.to_str().ok().and_then(|text| text.parse::<u64>().ok()) {
-        Some(_) => Ok(()),
-        None => Err(ConnectError::invalid_argument(format!("invalid Connect-Timeout-Ms header: {value:?}"))),
+        Some(number) => Ok(Some(number)),
+        None => Err(ConnectError::invalid_argument(format!("invalid {name} header: {value:?}"))),
     }
 }
 

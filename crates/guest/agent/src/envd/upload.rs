@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures::{Stream, StreamExt as _};
 use http::{StatusCode, header};
 use jiff::Timestamp;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 use super::auth::{self, Operation, SignedRequest};
@@ -272,12 +274,17 @@ impl Target {
         if !new {
             give(&path)?;
         }
+        // Not waiting: a named pipe that nobody reads says so.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
+            .custom_flags(nonblocking)
             .open(&path)
             .map_err(|error| create_error("error opening file", &error))?;
+        let waiting = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
+        waiting.map_err(|error| HttpError::internal(format!("error opening file: {error}")))?;
         if new {
             give(&path)?;
         }

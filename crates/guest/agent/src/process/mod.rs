@@ -17,6 +17,6 @@ mod table;
 
 pub(crate) use output::{Chunk, Source};
 pub(crate) use reaper::{Exit, Reaper};
-pub(crate) use running::{Followed, InputError, Running, Subscription};
+pub(crate) use running::{Followed, InputError, Limits, Running, Subscription};
 pub(crate) use spawn::{Channel, Program, TerminalSize};
 pub(crate) use table::{Config, Selector, Table};

@@ -1,10 +1,11 @@
 //! Reads a process's output and hands each chunk to every subscriber.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
@@ -19,6 +20,8 @@ pub(super) const QUEUE: usize = 8;
 /// Most bytes still collected from a pipe after its process was killed: all that Linux lets a pipe hold by default.
 /// A surviving child that goes on writing must not keep the stream open.
 const LAST_WORDS: usize = 1024 * 1024;
+/// Newest bytes of a process's output that a follower who comes later still gets.
+pub(super) const REPLAY: usize = 64 * 1024;
 
 /// Where a chunk came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,46 +118,146 @@ impl Output {
     }
 }
 
-/// Who follows a process's output.
-#[derive(Debug, Default)]
+/// Who follows a process's output, and what those get who come late.
+#[derive(Debug)]
 pub(super) struct Subscribers {
+    audience: Mutex<Audience>,
+}
+
+#[derive(Debug)]
+struct Audience {
     /// `None` once the process has ended: nothing more will come.
-    queues: Mutex<Option<Vec<mpsc::Sender<Chunk>>>>,
+    queues: Option<Vec<mpsc::Sender<Chunk>>>,
+    kept: Kept,
 }
 
 impl Subscribers {
     pub(super) fn new() -> Self {
-        Self { queues: Mutex::new(Some(Vec::new())) }
+        Self { audience: Mutex::new(Audience { queues: Some(Vec::new()), kept: Kept::default() }) }
     }
 
-    fn queues(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Chunk>>>> {
-        // No section below can leave the list half changed.
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn audience(&self) -> std::sync::MutexGuard<'_, Audience> {
+        // No section below can leave it half changed.
+        self.audience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows the output from here on. After the end the queue is closed from the beginning.
-    pub(super) fn subscribe(&self) -> mpsc::Receiver<Chunk> {
+    /// Follows the output: what is kept of it, `replay` bytes at most, and all that comes from here on. After the end the
+    /// queue is closed from the beginning.
+    pub(super) fn subscribe(&self, replay: usize) -> (VecDeque<Chunk>, mpsc::Receiver<Chunk>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        if let Some(queues) = &mut *self.queues() {
+        // One lock for both: no chunk is missed, none comes twice.
+        let mut audience = self.audience();
+        if let Some(queues) = &mut audience.queues {
             queues.push(sender);
         }
-        receiver
+        (audience.kept.newest(replay), receiver)
     }
 
     /// Closes every queue; what is in them is still received.
     pub(super) fn end(&self) {
-        *self.queues() = None;
+        self.audience().queues = None;
     }
 
-    /// Gives `chunk` to every subscriber, waiting for slow ones. Without subscribers it is dropped.
+    /// Gives `chunk` to every subscriber, waiting for slow ones. Without subscribers it is only kept.
     async fn deliver(&self, chunk: Chunk) {
-        let queues: Vec<_> = self.queues().iter().flatten().cloned().collect();
+        let queues: Vec<_> = {
+            let mut audience = self.audience();
+            audience.kept.add(&chunk);
+            audience.queues.iter().flatten().cloned().collect()
+        };
         let mut gone = false;
         for queue in queues {
             gone |= queue.send(chunk.clone()).await.is_err();
         }
-        if gone && let Some(queues) = &mut *self.queues() {
+        if gone && let Some(queues) = &mut self.audience().queues {
             queues.retain(|queue| !queue.is_closed());
         }
+    }
+}
+
+/// The newest output, [`REPLAY`] bytes at most, in the order in which it came.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Neighbours are of different sources: small chunks cost no more than their bytes.
+    runs: VecDeque<(Source, BytesMut)>,
+    length: usize,
+}
+
+impl Kept {
+    fn add(&mut self, chunk: &Chunk) {
+        let bytes = &chunk.bytes[chunk.bytes.len().saturating_sub(REPLAY)..];
+        match self.runs.back_mut() {
+            Some((source, run)) if *source == chunk.source => run.extend_from_slice(bytes),
+            _ => self.runs.push_back((chunk.source, BytesMut::from(bytes))),
+        }
+        self.length += bytes.len();
+        while self.length > REPLAY
+            && let Some((_, oldest)) = self.runs.front_mut()
+        {
+            let surplus = (self.length - REPLAY).min(oldest.len());
+            oldest.advance(surplus);
+            self.length -= surplus;
+            if oldest.is_empty() {
+                self.runs.pop_front();
+            }
+        }
+    }
+
+    fn newest(&self, bytes: usize) -> VecDeque<Chunk> {
+        let mut surplus = self.length.saturating_sub(bytes);
+        let mut chunks = VecDeque::with_capacity(self.runs.len());
+        for (source, run) in &self.runs {
+            let cut = surplus.min(run.len());
+            surplus -= cut;
+            // As long as any other chunk.
+            chunks.extend(
+                run[cut..]
+                    .chunks(TERMINAL_CHUNK)
+                    .map(|piece| Chunk { source: *source, bytes: Bytes::copy_from_slice(piece) }),
+            );
+        }
+        chunks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(source: Source, bytes: &[u8]) -> Chunk {
+        Chunk { source, bytes: Bytes::copy_from_slice(bytes) }
+    }
+
+    fn text(chunks: &VecDeque<Chunk>) -> Vec<(Source, String)> {
+        chunks.iter().map(|chunk| (chunk.source, String::from_utf8_lossy(&chunk.bytes).into_owned())).collect()
+    }
+
+    #[test]
+    fn the_newest_output_is_kept_in_its_order() {
+        let mut kept = Kept::default();
+        for (source, bytes) in
+            [(Source::Stdout, "a"), (Source::Stdout, "b"), (Source::Stderr, "c"), (Source::Stdout, "d")]
+        {
+            kept.add(&chunk(source, bytes.as_bytes()));
+        }
+        let all = [(Source::Stdout, "ab"), (Source::Stderr, "c"), (Source::Stdout, "d")];
+        assert_eq!(text(&kept.newest(REPLAY)), all.map(|(source, bytes)| (source, bytes.to_owned())));
+        let last = [(Source::Stderr, "c"), (Source::Stdout, "d")];
+        assert_eq!(text(&kept.newest(2)), last.map(|(source, bytes)| (source, bytes.to_owned())));
+        assert!(kept.newest(0).is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut kept = Kept::default();
+        for round in 0..100_u8 {
+            let source = if round % 2 == 0 { Source::Stdout } else { Source::Stderr };
+            kept.add(&chunk(source, &vec![round; 3000]));
+        }
+        kept.add(&chunk(Source::Terminal, &vec![b'x'; REPLAY - 1]));
+        assert_eq!((kept.length, kept.runs.len()), (REPLAY, 2));
+        kept.add(&chunk(Source::Terminal, &vec![b'y'; 2 * REPLAY]));
+        assert_eq!((kept.length, kept.runs.len()), (REPLAY, 1));
+        assert!(kept.newest(REPLAY).iter().all(|chunk| chunk.bytes.iter().all(|byte| *byte == b'y')));
     }
 }

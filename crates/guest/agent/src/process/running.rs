@@ -1,5 +1,6 @@
 //! A started process: its input, its followers, its signals and its end.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,15 @@ use super::table::Config;
 /// How long a caller that killed a process waits to see it reaped. SIGKILL takes effect at once, except for a process
 /// in the midst of disk I/O.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a process, and its output, are followed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Limits {
+    /// When it and its group are killed, whoever still follows it.
+    pub(crate) deadline: Option<Instant>,
+    /// For how long after its end those may still write to whom it has left its pipes. `None`: as long as they live.
+    pub(crate) output_grace: Option<Duration>,
+}
 
 /// A process started by us, until it has ended and its output is delivered; afterwards the memory of its end.
 #[derive(Debug)]
@@ -99,7 +109,7 @@ impl Running {
     }
 
     /// Follows the process to its end; returns when nothing more will come of it.
-    pub(super) async fn supervise(&self, supervision: Supervision, deadline: Option<Instant>) {
+    pub(super) async fn supervise(&self, supervision: Supervision, limits: Limits) {
         let Supervision { exit, outputs } = supervision;
         let pumps = futures::future::join_all(outputs.into_iter().map(|o| o.pump(&self.subscribers, &self.stopped)));
         let exit = async {
@@ -109,10 +119,23 @@ impl Running {
             exit
         };
         let whole = async { tokio::join!(exit, pumps).0 };
+        let cut = async {
+            let mut exited = self.exited.subscribe();
+            let _ = exited.wait_for(Option::is_some).await;
+            sleep_for(limits.output_grace).await;
+            self.stopped.cancel();
+            std::future::pending().await
+        };
+        let whole = async {
+            tokio::select! {
+                end = whole => end,
+                never = cut => never,
+            }
+        };
         tokio::pin!(whole);
         let end = tokio::select! {
             end = &mut whole => end,
-            () = sleep_until(deadline) => {
+            () = sleep_until(limits.deadline) => {
                 self.expire();
                 whole.await
             }
@@ -130,9 +153,10 @@ impl Running {
         }
     }
 
-    /// Follows the output from now on.
-    pub(crate) fn subscribe(self: &Arc<Self>) -> Subscription {
-        Subscription { queue: self.subscribers.subscribe(), process: Arc::clone(self) }
+    /// Follows the output from now on, after what is kept of it: the newest `replay` bytes at most.
+    pub(crate) fn subscribe(self: &Arc<Self>, replay: usize) -> Subscription {
+        let (replay, queue) = self.subscribers.subscribe(replay);
+        Subscription { replay, queue, process: Arc::clone(self) }
     }
 
     /// Dead by our signal: it no longer counts as running, although its last output may still be on its way.
@@ -249,6 +273,8 @@ pub(super) struct Supervision {
 /// One follower of a process. Dropping it leaves the process alone.
 #[derive(Debug)]
 pub(crate) struct Subscription {
+    /// What came before, and is still to be told.
+    replay: VecDeque<Chunk>,
     queue: mpsc::Receiver<Chunk>,
     pub(crate) process: Arc<Running>,
 }
@@ -267,6 +293,9 @@ impl Subscription {
     ///
     /// Cancel safety: nothing is lost when dropped.
     pub(crate) async fn next(&mut self) -> Followed {
+        if let Some(chunk) = self.replay.pop_front() {
+            return Followed::Output(chunk);
+        }
         if let Some(chunk) = self.queue.recv().await {
             return Followed::Output(chunk);
         }
@@ -275,6 +304,13 @@ impl Subscription {
         }
         // Queues are closed only after the end was set; a dropped table would be the one exception.
         self.process.end.get().map_or(Followed::Expired, |exit| Followed::Ended(*exit))
+    }
+}
+
+async fn sleep_for(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
     }
 }
 

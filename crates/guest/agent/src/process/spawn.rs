@@ -219,6 +219,7 @@ struct ExecImage {
     envp: Vec<*const c_char>,
     not_found: Vec<u8>,
     denied: Vec<u8>,
+    too_long: Vec<u8>,
     /// What the arrays point into.
     _strings: Vec<CString>,
 }
@@ -257,6 +258,7 @@ impl ExecImage {
             envp: pointers(&strings[arguments_end..]),
             not_found: format!("exec: {}: not found\n", program.command).into_bytes(),
             denied: format!("exec: {}: permission denied\n", program.command).into_bytes(),
+            too_long: format!("exec: {}: argument list too long\n", program.command).into_bytes(),
             _strings: strings,
         })
     }
@@ -264,7 +266,7 @@ impl ExecImage {
     /// Becomes the program, or says why not and exits: 127 when it does not exist, 126 when it cannot be executed.
     /// Called in the child; allocates nothing.
     fn execute(&mut self) -> ! {
-        let mut denied = false;
+        let (mut denied, mut too_long) = (false, false);
         for candidate in &self.candidates {
             // SAFETY: path and arrays are valid, null-terminated, and outlive the call.
             unsafe { libc::execve(candidate.as_ptr(), self.argv.as_ptr(), self.envp.as_ptr()) };
@@ -276,10 +278,15 @@ impl ExecImage {
                     denied = true;
                 }
                 nix::errno::Errno::ENOENT | nix::errno::Errno::ENOTDIR => {}
+                nix::errno::Errno::E2BIG => too_long = true,
                 _ => denied = true,
             }
         }
-        let (words, status) = if denied { (&self.denied, 126) } else { (&self.not_found, 127) };
+        let (words, status) = match (too_long, denied) {
+            (true, _) => (&self.too_long, 126),
+            (_, true) => (&self.denied, 126),
+            _ => (&self.not_found, 127),
+        };
         let _ = rustix::io::write(rustix::stdio::stderr().as_fd(), words);
         // SAFETY: ends the forked child without running the parent's exit handlers.
         unsafe { libc::_exit(status) }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::reaper::Reaper;
-use super::running::{Running, Subscription};
+use super::running::{Limits, Running, Subscription};
 use super::spawn::{Program, SpawnError, spawn};
 
 /// How long a late follower still learns how a process ended; the protocol's number.
@@ -67,14 +67,12 @@ impl Table {
 
     /// Starts a program and subscribes to it before its first byte.
     ///
-    /// At `deadline` the process and its group are killed, whoever still follows it.
-    ///
     /// Cancel safety: if dropped, the process may or may not have been started; if it was, it is in the table.
     pub(crate) async fn start(
         &self,
         program: Program,
         config: Config,
-        deadline: Option<Instant>,
+        limits: Limits,
     ) -> Result<Subscription, SpawnError> {
         let table = self.clone();
         let start = self.supervisors.spawn(async move {
@@ -87,11 +85,11 @@ impl Table {
             // A blocking task neither panics nor is cancelled while the runtime lives.
             let spawned = spawned.await.map_err(|e| SpawnError::Watch(std::io::Error::other(e)))??;
             let (process, supervision) = Running::new(config, spawned, table.reaper.clone());
-            let subscription = process.subscribe();
+            let subscription = process.subscribe(0);
             table.insert(Arc::clone(&process));
             let tracker = table.supervisors.clone();
             tracker.spawn(async move {
-                process.supervise(supervision, deadline).await;
+                process.supervise(supervision, limits).await;
                 table.retire(&process);
             });
             Ok(subscription)

@@ -109,6 +109,24 @@ async fn what_cannot_be_served_is_refused_with_its_name() {
 }
 
 #[tokio::test]
+async fn a_path_that_no_file_can_have_is_the_callers_mistake() {
+    let agent = Agent::start();
+    let (looped, pipe) = (agent.path("loop"), agent.path("pipe"));
+    std::os::unix::fs::symlink(&looped, &looped).unwrap();
+    nix::unistd::mkfifo(pipe.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::fs::write(agent.path("file"), "").unwrap();
+    let paths = ["/tmp/a%00b".to_owned(), format!("/tmp/{}", "x".repeat(300)), looped, agent.path("file/below")];
+    for path in &paths {
+        let target = format!("/files?path={path}");
+        let read = agent.http("GET", &target, &[], b"").await.status;
+        assert!(matches!(read, 400 | 404), "{read} for reading {path}");
+        assert_eq!(agent.http("POST", &target, &[OCTETS], b"x").await.status, 400, "writing {path}");
+    }
+    // Nobody reads it: a write would wait for ever.
+    assert_eq!(agent.http("POST", &format!("/files?path={pipe}"), &[OCTETS], b"x").await.status, 400);
+}
+
+#[tokio::test]
 async fn files_without_a_size_are_read_to_their_end() {
     let agent = Agent::start();
     let answer = agent.http("GET", "/files?path=/proc/version", &[], b"").await;

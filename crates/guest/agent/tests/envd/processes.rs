@@ -87,6 +87,11 @@ async fn an_unknown_command_starts_says_so_and_exits_127() {
     let mut request = shell("");
     request.process.get_or_insert_default().cmd = "/etc/passwd".into();
     assert_eq!(run(&agent, request).await.exit_code(), 126, "not executable");
+
+    // No argument may be longer than 32 pages.
+    let story = run(&agent, shell(&format!(": {}", "x".repeat(140_000)))).await;
+    assert_eq!(story.exit_code(), 126);
+    assert!(story.stderr.ends_with(b": argument list too long\n"), "{:?}", String::from_utf8_lossy(&story.stderr));
 }
 
 #[tokio::test]
@@ -118,6 +123,21 @@ async fn a_background_child_that_holds_the_output_delays_the_end() {
     let story = run(&agent, shell("(sleep 0.5; echo child) & echo parent")).await;
     assert_eq!(story.stdout, b"parent\nchild\n");
     assert_eq!(story.exit_code(), 0);
+}
+
+#[tokio::test]
+async fn with_a_grace_the_end_does_not_wait_for_children() {
+    let agent = Agent::start();
+    let options = CallOptions::default().with_header("output-grace-ms", "100");
+    let story = run_with(&agent, shell("sleep 300 & echo $!; exit 3"), options).await;
+    assert_eq!(story.exit_code(), 3);
+    let child: u32 = String::from_utf8(story.stdout).unwrap().trim().parse().unwrap();
+    assert!(alive(child));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child as i32), nix::sys::signal::Signal::SIGKILL).unwrap();
+
+    let options = CallOptions::default().with_header("output-grace-ms", "soon");
+    let refused = run_with(&agent, shell("true"), options).await.error.unwrap();
+    assert_eq!(refused.code, ErrorCode::InvalidArgument);
 }
 
 #[tokio::test]
@@ -222,6 +242,45 @@ async fn a_process_outlives_its_caller_and_can_be_followed_again() {
     }
     assert_eq!((story.pid, story.exit_code()), (pid, 0));
     assert!(story.stdout.ends_with(b"late\n") && story.stdout.len() == 200_005);
+}
+
+#[tokio::test]
+async fn who_follows_later_gets_the_newest_output_first() {
+    let agent = Agent::start();
+    let (go, here) = (agent.path("go"), agent.path("here"));
+    let script = format!(
+        "head -c 100000 /dev/zero; echo early; echo loud >&2; touch {here}; while [ ! -e {go} ]; do sleep 0.05; done; echo late"
+    );
+    let pid = start_detached(&agent, shell(&script)).await;
+    wait_for("the output", async || std::path::Path::new(&here).exists()).await;
+    let follow = async |options: CallOptions| {
+        let request = wire::ConnectRequest { process: by_pid(pid).into(), ..Default::default() };
+        let mut stream = agent.processes().connect_with_options(request, options).await.unwrap();
+        let mut story = Story::default();
+        story.add(stream.message().await.unwrap().unwrap().to_owned_message().event.into_option());
+        (stream, story)
+    };
+    let newest_only = CallOptions::default().with_header("output-replay-bytes", "0");
+    let mut followers = [follow(CallOptions::default()).await, follow(newest_only).await];
+    std::fs::write(&go, "").unwrap();
+    for (stream, story) in &mut followers {
+        while let Some(message) = stream.message().await.unwrap() {
+            story.add(message.to_owned_message().event.into_option());
+        }
+        assert_eq!(story.exit_code(), 0);
+    }
+    let [(_, whole), (_, rest)] = followers;
+    assert!(whole.stdout.ends_with(b"early\nlate\n"));
+    // The order of two pipes is not known: what is kept is bounded over both.
+    assert!(whole.stdout.len() > 60_000 && whole.stdout.len() <= 65_541, "{} bytes", whole.stdout.len());
+    assert_eq!((rest.stdout.as_slice(), rest.stderr.as_slice()), (&b"late\n"[..], &b""[..]));
+
+    // It has ended, a moment ago: what it said is still there.
+    let (mut stream, mut story) = follow(CallOptions::default()).await;
+    while let Some(message) = stream.message().await.unwrap() {
+        story.add(message.to_owned_message().event.into_option());
+    }
+    assert!(story.stdout.ends_with(b"early\nlate\n") && story.exit_code() == 0);
 }
 
 #[tokio::test]
