@@ -15,7 +15,7 @@ async fn a_build_ends_with_its_server_and_the_next_one_says_so() {
     let (template, build) = (created.template_id, created.build_id);
     let start = TemplateBuildStartV2 {
         from_image: Some(format!("oci:{}", node.machine().image.display())),
-        steps: vec![run("echo begun"), run("echo at work; sleep 600")],
+        steps: vec![run("sleep 1000 & echo begun"), run("echo at work; sleep 600")],
         ..TemplateBuildStartV2::default()
     };
     node.client().start_build(template, build, &start).await.unwrap();
@@ -40,7 +40,9 @@ async fn a_build_ends_with_its_server_and_the_next_one_says_so() {
     eventually("the build goes on from the first step", async || {
         let status = node.client().build_status(template, again.build_id, &Default::default()).await.unwrap();
         let at_work = status.logs.iter().any(|line| line.ends_with("[stdout]: at work"));
-        at_work.then(|| assert!(status.logs.contains(&"CACHED [builder 1/2] RUN echo begun".to_owned()), "{status:?}"))
+        at_work.then(|| {
+            assert!(status.logs.contains(&"CACHED [builder 1/2] RUN sleep 1000 & echo begun".to_owned()), "{status:?}")
+        })
     })
     .await;
     node.stop().await;

@@ -4,10 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+mod command;
 mod id;
 mod machine;
 mod units;
 
+pub use command::{Command, CommandExit, Output};
 pub use id::{BuildId, CaptureId, LeaseId, ParseIdError, SandboxId, TemplateId};
 pub use machine::{MachineShape, Phase};
 pub use units::Bytes;

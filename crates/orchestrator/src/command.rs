@@ -3,13 +3,12 @@
 //! Of Connect's streaming protocol it needs little: a request of one message, and an answer of messages until the one that
 //! says how it ended. Each message is a byte of flags, its length, and JSON.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use aenv_guest_proto::ENVD_PORT;
-use aenv_model::SandboxId;
+use aenv_model::{Command, CommandExit, Output, SandboxId};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -48,39 +47,6 @@ const SILENCE: Duration = Duration::from_secs(120);
 
 /// Longest wait for the agent to begin an answer.
 const ANSWER: Duration = Duration::from_secs(60);
-
-/// A command to be run in a guest.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Command {
-    /// Looked up in the guest's `PATH`.
-    pub program: String,
-    /// Its arguments.
-    pub arguments: Vec<String>,
-    /// On top of the sandbox's own environment.
-    pub env: BTreeMap<String, String>,
-    /// Whose it is, by name or number.
-    pub user: String,
-    /// Where it begins; `None`: where its user is at home, or the sandbox's default.
-    pub directory: Option<String>,
-}
-
-/// Output of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// It wrote to standard output.
-    Stdout(Vec<u8>),
-    /// It wrote to standard error.
-    Stderr(Vec<u8>),
-}
-
-/// How a command ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CommandExit {
-    /// It returned 0.
-    pub success: bool,
-    /// In words: `exit status 1`, `signal: killed`.
-    pub status: String,
-}
 
 /// Why nothing is known about the end of a command, or a file was not written.
 #[derive(Debug, thiserror::Error)]
@@ -131,10 +97,13 @@ impl Orchestrator {
         body.extend_from_slice(&[0]);
         body.extend_from_slice(&(start.len() as u32).to_be_bytes());
         body.extend_from_slice(start.as_bytes());
-        let request = Request::post("/process.Process/Start")
+        let mut request = Request::post("/process.Process/Start")
             .header(header::CONTENT_TYPE, "application/connect+json")
             .header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(format!("{}:", command.user))))
             .header("keepalive-ping-interval", PING_SECONDS);
+        if let Some(grace) = command.output_grace {
+            request = request.header("output-grace-ms", grace.as_millis().to_string());
+        }
         agent.call(request, whole(body.freeze()), |answer| follow(answer, output)).await
     }
 

@@ -40,7 +40,7 @@ mod vitals;
 
 pub use activity::InUse;
 pub use blanks::BlanksConfig;
-pub use command::{Command, CommandError, CommandExit, Output};
+pub use command::CommandError;
 pub use config::{EnvdConfig, OnStop, OrchestratorConfig};
 pub use former::{Former, TakenOver};
 pub use journal::{JournalEntry, Level};

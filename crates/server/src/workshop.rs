@@ -5,10 +5,10 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
-use aenv_model::SandboxId;
+use aenv_model::{Command, CommandExit, Output, SandboxId};
 use aenv_orchestrator::{AskError, CommandError, NewSandbox, Orchestrator, SandboxSpec, Source};
 use aenv_snapshot::Capture;
-use aenv_template::{Bench, Command, Exit, Output, ReadyTemplate, Workshop};
+use aenv_template::{Bench, ReadyTemplate, Workshop};
 use async_trait::async_trait;
 use tokio::time::MissedTickBehavior;
 use tracing::{error, warn};
@@ -74,17 +74,8 @@ impl SandboxBench {
 
 #[async_trait]
 impl Bench for SandboxBench {
-    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<Exit, String> {
-        let Command { program, arguments, env, user, directory } = command.clone();
-        let command = aenv_orchestrator::Command { program, arguments, env, user, directory };
-        let hear = |heard| {
-            output(match heard {
-                aenv_orchestrator::Output::Stdout(bytes) => Output::Stdout(bytes),
-                aenv_orchestrator::Output::Stderr(bytes) => Output::Stderr(bytes),
-            });
-        };
-        let exit = self.kept(self.orchestrator.run(self.id, &command, &hear)).await?;
-        Ok(Exit { success: exit.success, status: exit.status })
+    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<CommandExit, String> {
+        self.kept(self.orchestrator.run(self.id, command, output)).await
     }
 
     async fn put(&self, path: &str, file: &Path) -> Result<(), String> {

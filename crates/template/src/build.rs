@@ -106,10 +106,21 @@ pub(crate) struct BuildLog {
 impl BuildLog {
     pub(crate) fn add(&self, stage: BuildStage, level: LogLevel, message: impl Into<String>) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner); // a push leaves no half state
-        // How it ends is said in any case.
-        if entries.len() < LOG_LIMIT || level == LogLevel::Error {
+        if entries.len() < LOG_LIMIT {
             entries.push(LogEntry { timestamp: Timestamp::now(), level, message: message.into(), stage });
         }
+    }
+
+    /// How it ended, which is said in any case.
+    pub(crate) fn end(&self, stage: BuildStage, level: LogLevel, message: String) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.push(LogEntry { timestamp: Timestamp::now(), level, message, stage });
+    }
+
+    /// What it told of last.
+    pub(crate) fn stage(&self) -> BuildStage {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.last().map(|entry| entry.stage).unwrap_or_default()
     }
 
     pub(crate) fn entries(&self) -> Vec<LogEntry> {

@@ -6,12 +6,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use aenv_model::{Command, CommandExit, Output};
 use tokio::time::Instant;
 
 use crate::build::{BuildLog, LogLevel};
 use crate::context::Context;
 use crate::record::{BuildStage, Recipe};
-use crate::seams::{Bench, Command, Exit, Output};
+use crate::seams::Bench;
 use crate::step::{Action, Copy, Step};
 use crate::uploads::Uploads;
 
@@ -26,6 +27,9 @@ const SHELL: &str = "/bin/bash";
 
 /// Longest line of output that is one entry of a log.
 const LINE_LIMIT: usize = 4096;
+
+/// For how long those are heard that a step leaves running: it has ended, whoever holds its output.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Lines of a failed script's output that are told with the failure.
 const TOLD_LINES: usize = 5;
@@ -74,11 +78,12 @@ impl Work<'_> {
                 let user = user.as_ref().unwrap_or(&context.user);
                 let failed = |why: String| format!("failed to run command '{command}': {why}");
                 let lines = Lines::new(self.log, BuildStage::Step(number), format!("[builder {number}/{total}] "));
-                let exit = self.bench.run(&shell(command, user, context), &|output| lines.add(output)).await;
+                let command_of_shell = Command { output_grace: Some(GRACE), ..shell(command, user, context) };
+                let exit = self.bench.run(&command_of_shell, &|output| lines.add(output)).await;
                 lines.finish();
                 match exit.map_err(|why| failed(format!("command failed: {why}")))? {
-                    Exit { success: true, .. } => Ok(()),
-                    Exit { status, .. } => Err(failed(status)),
+                    CommandExit { success: true, .. } => Ok(()),
+                    CommandExit { status, .. } => Err(failed(status)),
                 }
             }
             Action::Copy(copy) => self.copy(copy, context).await,
@@ -106,7 +111,7 @@ impl Work<'_> {
     }
 
     async fn copy(&self, copy: &Copy, context: &Context) -> Result<(), String> {
-        let Copy { source, target, owner, mode, files } = copy;
+        let Copy { source, literal, target, owner, mode, files } = copy;
         let failed = |why: String| format!("failed to copy '{source}' to '{target}': {why}");
         let archive =
             self.uploads.find(files).ok_or_else(|| failed("its files are not here, upload them".to_owned()))?;
@@ -115,7 +120,7 @@ impl Work<'_> {
         let target = context.expanded(target).map_err(|error| failed(error.to_string()))?;
         let owner = owner.as_ref().unwrap_or(&context.user);
         let (mode, workdir) = (mode.as_deref().unwrap_or(""), context.workdir.as_deref().unwrap_or(""));
-        let arguments = [&*there, source, &target, owner, mode, workdir, &context.user];
+        let arguments = [&*there, source, literal, &target, owner, mode, workdir, &context.user];
         self.script(COPY, &arguments).await.map_err(|why| failed(why.text()))
     }
 
@@ -169,14 +174,14 @@ impl Work<'_> {
                 let exit = self.bench.run(&command, &|output| lines.add(output)).await;
                 lines.finish();
                 match exit.map_err(|why| format!("failed to run the ready command '{ready}': {why}"))? {
-                    Exit { success: true, .. } => return Ok(()),
-                    Exit { status, .. } if Instant::now() >= deadline => {
+                    CommandExit { success: true, .. } => return Ok(()),
+                    CommandExit { status, .. } if Instant::now() >= deadline => {
                         let patience = READY_PATIENCE.as_secs();
                         return Err(format!(
                             "the ready command '{ready}' did not succeed within {patience} s: {status}"
                         ));
                     }
-                    Exit { .. } => tokio::time::sleep(READY_PAUSE).await,
+                    CommandExit { .. } => tokio::time::sleep(READY_PAUSE).await,
                 }
             }
         };
@@ -186,8 +191,8 @@ impl Work<'_> {
         let hear = |output| lines.add(output);
         let started = async {
             match self.bench.run(&command, &hear).await {
-                Ok(Exit { success: true, .. }) => std::future::pending().await, // it went into the background
-                Ok(Exit { status, .. }) => format!("the start command '{start}' failed: {status}"),
+                Ok(CommandExit { success: true, .. }) => std::future::pending().await, // it went into the background
+                Ok(CommandExit { status, .. }) => format!("the start command '{start}' failed: {status}"),
                 Err(why) => format!("failed to run the start command '{start}': {why}"),
             }
         };
@@ -227,6 +232,7 @@ fn shell(line: &str, user: &str, context: &Context) -> Command {
         user: user.to_owned(),
         // Somebody else is not at home where the build's user is.
         directory: context.workdir.clone(),
+        output_grace: None,
     }
 }
 

@@ -31,7 +31,7 @@ pub use image::{ImageProblem, ReadyImage};
 pub use record::{
     BuildRecord, BuildStage, BuildState, DEFAULT_TAG, PublicationState, Recipe, SnapshotRecord, Tag, TemplateRecord,
 };
-pub use seams::{Bench, Command, Exit, ImportImage, ImportedImage, Output, Workshop};
+pub use seams::{Bench, ImportImage, ImportedImage, Workshop};
 pub use shared::{PublishError, Shared};
 pub use snapshots::{AddSnapshotError, NewSnapshot};
 pub use step::{Step, StepProblem, is_files_hash};

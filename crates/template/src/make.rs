@@ -85,7 +85,7 @@ impl Templates {
                     made = &mut make => made,
                     () = timer => {
                         work.cancel.cancel();
-                        let late = Failure::of(BuildStage::Finalize)(format!("the build took longer than {within:?}"));
+                        let late = Failure::of(work.log.stage())(format!("the build took longer than {within:?}"));
                         make.await.map_err(|_| late)
                     }
                 }
@@ -96,7 +96,7 @@ impl Templates {
         let state = match made {
             Ok(state) => {
                 let line = format!("Build finished, took {:.1}s", began.elapsed().as_secs_f64());
-                work.log.add(BuildStage::Finalize, LogLevel::Info, line);
+                work.log.end(BuildStage::Finalize, LogLevel::Info, line);
                 state
             }
             Err(Failure { stage, message }) => {
@@ -105,7 +105,7 @@ impl Templates {
                 } else {
                     message
                 };
-                work.log.add(stage, LogLevel::Error, format!("Build failed: {message}"));
+                work.log.end(stage, LogLevel::Error, format!("Build failed: {message}"));
                 BuildState::Error { message, step: stage }
             }
         };
@@ -282,7 +282,7 @@ impl Templates {
         }
         let bench = workshop.open(template).await.map_err(&failed)?;
         let worked = async {
-            let exercise = crate::seams::Command {
+            let exercise = aenv_model::Command {
                 program: "/bin/bash".to_owned(),
                 arguments: ["-l", "-c", "true"].map(str::to_owned).into(),
                 user: template.config.user.clone().unwrap_or_else(|| NOBODY_NAMED.to_owned()),

@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::LogEntry;
 
-/// Failed builds of a template that are remembered.
-const FAILURES: usize = 16;
+/// Builds of a template that are remembered although nobody can start from them: failed ones, and replaced ones.
+const PAST: usize = 16;
+
+/// Builds of a template that wait for their start. Of more, the oldest are forgotten: their clients are gone.
+const WAITING: usize = 64;
 
 /// A template with all its builds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,7 +26,7 @@ pub struct TemplateRecord {
     pub created_at: Timestamp,
     /// When a build of it last changed.
     pub updated_at: Timestamp,
-    /// Its builds, oldest first. Of those that are ready, each has a tag: one that loses its last is gone.
+    /// Its builds, oldest first. Of those that are ready, each has a tag: one that loses its last is replaced.
     pub builds: Vec<BuildRecord>,
     /// What its tags stand for.
     #[serde(default)]
@@ -73,20 +76,33 @@ impl TemplateRecord {
         }
     }
 
-    /// Takes ready builds out that have no tag any more, and all but the newest that failed. Gives the former.
+    /// As [`assign`](Self::assign), for a build that has just become ready: a tag that stands for a newer build keeps to that.
+    pub(crate) fn assign_if_newest(&mut self, tags: &[String], build: BuildId, now: Timestamp) {
+        let place = |id| self.builds.iter().position(|build| build.id == id);
+        let is_behind = |tag: &&String| self.tags.get(*tag).is_none_or(|known| place(known.build) <= place(build));
+        let tags: Vec<_> = tags.iter().filter(is_behind).cloned().collect();
+        self.assign(&tags, build, now);
+    }
+
+    /// Ready builds that have no tag any more are replaced, and given: nothing but their names is left. Of builds that nobody
+    /// can start from, the oldest are forgotten.
     pub(crate) fn drop_untagged(&mut self) -> Vec<BuildId> {
         let Self { builds, tags, .. } = self;
-        let has_tag = |build: &BuildRecord| tags.values().any(|tag| tag.build == build.id);
-        let dropped = builds.iter().filter(|build| build.is_ready() && !has_tag(build)).map(|build| build.id).collect();
-        builds.retain(|build| !build.is_ready() || has_tag(build));
-        let is_failed = |build: &BuildRecord| matches!(build.state, BuildState::Error { .. });
-        let mut surplus = builds.iter().filter(|build| is_failed(build)).count().saturating_sub(FAILURES);
-        builds.retain(|build| {
-            let goes = surplus > 0 && is_failed(build);
-            surplus -= usize::from(goes);
-            !goes
-        });
+        let mut dropped = Vec::new();
+        for build in builds.iter_mut().filter(|build| build.is_ready()) {
+            if !tags.values().any(|tag| tag.build == build.id) {
+                build.state = BuildState::Replaced;
+                dropped.push(build.id);
+            }
+        }
+        forget(builds, PAST, |state| matches!(state, BuildState::Error { .. } | BuildState::Replaced));
         dropped
+    }
+
+    /// Adds a build that waits for its start.
+    pub(crate) fn add(&mut self, build: BuildRecord) {
+        self.builds.push(build);
+        forget(&mut self.builds, WAITING, |state| *state == BuildState::Waiting);
     }
 
     /// A record of the time before there were tags: its ready build was what is tagged now.
@@ -110,6 +126,16 @@ impl TemplateRecord {
     pub fn build(&self, id: BuildId) -> Option<&BuildRecord> {
         self.builds.iter().find(|build| build.id == id)
     }
+}
+
+/// Keeps the newest `most` of the builds in such a state.
+fn forget(builds: &mut Vec<BuildRecord>, most: usize, is_such: impl Fn(&BuildState) -> bool) {
+    let mut surplus = builds.iter().filter(|build| is_such(&build.state)).count().saturating_sub(most);
+    builds.retain(|build| {
+        let goes = surplus > 0 && is_such(&build.state);
+        surplus -= usize::from(goes);
+        !goes
+    });
 }
 
 /// One build.
@@ -166,6 +192,8 @@ pub enum BuildState {
         #[serde(default)]
         recipe: Option<Recipe>,
     },
+    /// It was ready once. Its tags stand for others now, and its files are gone.
+    Replaced,
     /// It failed.
     Error {
         /// Why, for the user.
@@ -274,4 +302,66 @@ pub enum PublicationState {
         /// Why, for the user.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(state: BuildState) -> BuildRecord {
+        let shape = MachineShape { vcpus: 1, memory: Bytes::mib(128) };
+        let now = Timestamp::UNIX_EPOCH;
+        BuildRecord { id: BuildId::new(), created_at: now, updated_at: now, shape, state, logs: vec![], tags: vec![] }
+    }
+
+    fn ready() -> BuildState {
+        let (config, recipe) = (ImageConfig::default(), None);
+        BuildState::Ready { image: "i".into(), digest: "d".into(), config, disk_size: Bytes(0), capture: None, recipe }
+    }
+
+    fn template() -> TemplateRecord {
+        let now = Timestamp::UNIX_EPOCH;
+        TemplateRecord {
+            id: TemplateId::new(),
+            name: "t".into(),
+            created_at: now,
+            updated_at: now,
+            builds: vec![],
+            tags: BTreeMap::new(),
+            public: false,
+            shared: false,
+        }
+    }
+
+    #[test]
+    fn a_build_that_ends_after_a_newer_one_takes_no_tag_from_it() {
+        let mut record = template();
+        record.builds = vec![build(BuildState::Building), build(BuildState::Building)];
+        let [older, newer] = [record.builds[0].id, record.builds[1].id];
+        let tags = [DEFAULT_TAG.to_owned()];
+        for id in [newer, older] {
+            record.builds.iter_mut().find(|build| build.id == id).unwrap().state = ready();
+            record.assign_if_newest(&tags, id, Timestamp::UNIX_EPOCH);
+            assert_eq!(record.ready().unwrap().id, newer);
+            let dropped = record.drop_untagged();
+            assert_eq!(dropped, if id == older { vec![older] } else { vec![] });
+        }
+        assert_eq!(record.build(older).unwrap().state, BuildState::Replaced, "it is still known");
+    }
+
+    #[test]
+    fn builds_that_nobody_can_start_from_are_forgotten_in_time() {
+        let mut record = template();
+        for _ in 0..2 * WAITING {
+            record.add(build(BuildState::Waiting));
+        }
+        assert_eq!(record.builds.len(), WAITING);
+        for _ in 0..2 * PAST {
+            record.add(build(BuildState::Replaced));
+        }
+        let newest = record.builds.last().unwrap().id;
+        assert_eq!(record.drop_untagged(), []);
+        assert_eq!(record.builds.len(), WAITING + PAST);
+        assert!(record.build(newest).is_some());
+    }
 }

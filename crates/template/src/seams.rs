@@ -1,10 +1,10 @@
 //! What a build needs from below.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use aenv_image::{Credentials, ImageConfig, ImageReference, ImportError, Importer, LeaseKind, Progress};
-use aenv_model::Bytes;
+use aenv_model::{Bytes, Command, CommandExit, Output};
 use aenv_snapshot::Capture;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ pub trait Bench: Send + Sync + std::fmt::Debug {
     /// Runs a command and waits for its end. On an error, told for the user, it has not run, or is lost.
     ///
     /// Cancel safety: if dropped, the command goes on.
-    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<Exit, String>;
+    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<CommandExit, String>;
 
     /// Writes a file of this host to `path`, as root.
     async fn put(&self, path: &str, file: &Path) -> Result<(), String>;
@@ -50,39 +50,6 @@ pub trait Bench: Send + Sync + std::fmt::Debug {
 
     /// Ends it, and waits until nothing of it is left.
     async fn close(self: Box<Self>);
-}
-
-/// A command to be run on a bench.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Command {
-    /// Looked up in the guest's `PATH`.
-    pub program: String,
-    /// Its arguments.
-    pub arguments: Vec<String>,
-    /// On top of what sandboxes of the template give their processes.
-    pub env: BTreeMap<String, String>,
-    /// Whose it is.
-    pub user: String,
-    /// Where it begins; `None`: where its user is at home.
-    pub directory: Option<String>,
-}
-
-/// Output of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// It wrote to standard output.
-    Stdout(Vec<u8>),
-    /// It wrote to standard error.
-    Stderr(Vec<u8>),
-}
-
-/// How a command ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exit {
-    /// It returned 0.
-    pub success: bool,
-    /// In words: `exit status 1`.
-    pub status: String,
 }
 
 /// Turns images into root file systems.

@@ -35,8 +35,10 @@ pub(crate) enum Action {
 /// Files to be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Copy {
-    /// In the archive, without what was a pattern.
+    /// In the archive, without what is a pattern there.
     pub(crate) source: String,
+    /// In the archive, if it was no pattern at all: a name may have its characters, too.
+    pub(crate) literal: String,
     pub(crate) target: String,
     /// `None`: the build's user.
     pub(crate) owner: Option<String>,
@@ -128,8 +130,10 @@ fn action(kind: &str, args: &[String], files: Option<&str>) -> Result<Action, St
             if !is_files_hash(files) {
                 return Err(bad("no hash of files", files));
             }
-            let source = without_pattern(&source).ok_or_else(|| bad("a source outside of its files", &source))?;
-            Action::Copy(Copy { source, target, owner: user(2)?, mode, files: files.to_owned() })
+            let outside = || bad("a source outside of its files", &source);
+            let literal = relative(&source, |_| false).ok_or_else(outside)?;
+            let source = relative(&source, |part| part.contains(['*', '?', '[', '{'])).ok_or_else(outside)?;
+            Action::Copy(Copy { source, literal, target, owner: user(2)?, mode, files: files.to_owned() })
         }
         "ENV" | "ARG" => {
             let (pairs, []) = args.as_chunks::<2>() else { return Err(arguments("names and values")) };
@@ -157,14 +161,14 @@ pub fn is_files_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What of a source is not a pattern, relative to the archive. `None` if it leaves that.
-fn without_pattern(source: &str) -> Option<String> {
+/// A source before its first part that is a pattern, relative to the archive. `None` if it leaves that.
+fn relative(source: &str, is_pattern: impl Fn(&str) -> bool) -> Option<String> {
     let mut parts = Vec::new();
     for part in source.split('/') {
         match part {
             "" | "." => {}
             ".." => return None,
-            part if part.contains(['*', '?', '[', '{']) => break,
+            part if is_pattern(part) => break,
             part => parts.push(part),
         }
     }

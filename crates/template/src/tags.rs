@@ -8,7 +8,7 @@ use aenv_repository::RepositoryError;
 use jiff::Timestamp;
 
 use crate::record::{DEFAULT_TAG, TemplateRecord};
-use crate::templates::{NameProblem, Templates, check_tag, split_tag};
+use crate::templates::{NameProblem, Templates, check_tag, check_tags, split_tag};
 
 /// Why a template is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ impl Templates {
         if let (_, Some(tag)) = split_tag(target) {
             check_tag(tag)?;
         }
-        tags.iter().try_for_each(|tag| check_tag(tag))?;
+        check_tags(tags)?;
         let (wanted, tags) = (target.to_owned(), tags.to_vec());
         self.change(target, move |record| {
             let tag = split_tag(&wanted).1.unwrap_or(DEFAULT_TAG);
@@ -56,7 +56,7 @@ impl Templates {
     ///
     /// Cancel safety: if dropped, it is done all the same.
     pub async fn remove_tags(&self, name: &str, tags: &[String]) -> Result<(), ChangeTemplateError> {
-        tags.iter().try_for_each(|tag| check_tag(tag))?;
+        check_tags(tags)?;
         if tags.iter().any(|tag| tag == DEFAULT_TAG) {
             return Err(ChangeTemplateError::Default);
         }

@@ -31,6 +31,12 @@ use crate::uploads::Uploads;
 /// Longest template name, as the API has it.
 const NAME_LIMIT: usize = 128;
 
+/// Builds that are at work or wait for their turn, at most.
+const AT_WORK: usize = 256;
+
+/// Tags that one build can be given, at most.
+const TAGS: usize = 64;
+
 /// Version of the template rows.
 const ROW_VERSION: u32 = 1;
 
@@ -168,6 +174,9 @@ pub enum NameProblem {
     /// No tag.
     #[error("tag {0:?} must have 1 to {NAME_LIMIT} letters, digits, '-', '_' and '.'")]
     Tag(String),
+    /// Too many tags.
+    #[error("{0} tags, expected at most {TAGS}")]
+    TagCount(usize),
     /// What nodes share has the default tag only.
     #[error("templates in a repository that nodes share have no tag but '{DEFAULT_TAG}' in this version")]
     Shared,
@@ -199,6 +208,9 @@ pub enum StartBuildError {
     /// The build was started before.
     #[error("build {0} was started already")]
     AlreadyStarted(BuildId),
+    /// Too many builds wait for their turn.
+    #[error("{0} builds are at work or wait for their turn; start it later")]
+    Busy(usize),
     /// What nodes share.
     #[error("claim the build among nodes")]
     Repository(#[from] RepositoryError),
@@ -363,7 +375,7 @@ impl Templates {
         check_name(name)?;
         let tags: BTreeSet<String> = tags.iter().map(String::as_str).chain(tag).map(str::to_owned).collect();
         let mut tags: Vec<_> = tags.into_iter().collect();
-        tags.iter().try_for_each(|tag| check_tag(tag))?;
+        check_tags(&tags)?;
         if tags.is_empty() {
             tags.push(DEFAULT_TAG.to_owned());
         }
@@ -421,7 +433,7 @@ impl Templates {
                 (fresh(id, now, false), id.into())
             }
         };
-        record.builds.push(BuildRecord {
+        record.add(BuildRecord {
             id: build_id,
             created_at: now,
             updated_at: now,
@@ -472,6 +484,10 @@ impl Templates {
             None => self.find(template).await?.ok_or_else(missing)?, // announced to another node
         };
         waiting(&found)?;
+        let busy = self.state().at_work.len();
+        if busy >= AT_WORK {
+            return Err(StartBuildError::Busy(busy));
+        }
         if let Some(shared) = self.shared().filter(|_| found.shared) {
             // Not under the lock: of all nodes and requests that claim it, one succeeds.
             match shared.repository.claim(found.id, build_id).await {
@@ -537,7 +553,7 @@ impl Templates {
         }
         record.updated_at = now;
         if ready {
-            record.assign(&tags, build, now);
+            record.assign_if_newest(&tags, build, now);
         }
         // Those that have lost their last tag: sandboxes that run from them have disks of their own.
         let replaced = record.drop_untagged();
@@ -718,6 +734,13 @@ pub(crate) fn check_tag(tag: &str) -> Result<(), NameProblem> {
     let fits = (1..=NAME_LIMIT).contains(&tag.len())
         && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
     if fits { Ok(()) } else { Err(NameProblem::Tag(tag.to_owned())) }
+}
+
+pub(crate) fn check_tags(tags: &[String]) -> Result<(), NameProblem> {
+    if tags.len() > TAGS {
+        return Err(NameProblem::TagCount(tags.len()));
+    }
+    tags.iter().try_for_each(|tag| check_tag(tag))
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), NameProblem> {

@@ -4,11 +4,14 @@
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aenv_model::Bytes;
 use futures::{Stream, StreamExt as _};
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tracing::warn;
 
 /// What files that are still being received begin with.
@@ -16,6 +19,12 @@ const PART: &str = "part-";
 
 /// How long an archive stays that no build asks for.
 const LIFE: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// Archives that are received at the same time; more wait.
+const AT_ONCE: usize = 16;
+
+/// A client that sends nothing for so long has gone.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// Archives of a node. Cloning shares them.
 #[derive(Debug, Clone)]
@@ -25,6 +34,7 @@ pub struct Uploads {
     limit: Bytes,
     /// Of all.
     total: Bytes,
+    turns: Arc<Semaphore>,
 }
 
 /// Why an archive was not kept.
@@ -51,7 +61,7 @@ impl Uploads {
     /// Archives in `dir`, which is made if absent. What a former server has not received whole goes, and what is too old.
     pub(crate) fn open(dir: PathBuf, limit: Bytes, total: Bytes) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        let uploads = Self { dir, limit, total };
+        let uploads = Self { dir, limit, total, turns: Arc::new(Semaphore::new(AT_ONCE)) };
         for (path, _, _) in uploads.files() {
             if is_part(&path) {
                 remove(&path);
@@ -79,13 +89,14 @@ impl Uploads {
         body: impl Stream<Item = Result<bytes::Bytes, E>> + Send,
     ) -> Result<(), UploadError> {
         let target = self.path(hash).ok_or(UploadError::Name)?;
+        let _turn = self.turns.acquire().await;
         self.sweep();
         // Goes by itself on every way out but the last.
         let part = tempfile::Builder::new().prefix(PART).tempfile_in(&self.dir)?;
         let mut file = tokio::fs::File::from_std(part.as_file().try_clone()?);
         let mut body = std::pin::pin!(body);
         let mut length = 0;
-        while let Some(piece) = body.next().await {
+        while let Some(piece) = timeout(SILENCE, body.next()).await.map_err(|_| UploadError::Cut)? {
             let piece = piece.map_err(|_| UploadError::Cut)?;
             length += piece.len() as u64;
             if length > self.limit.get() {

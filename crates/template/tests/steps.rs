@@ -238,7 +238,7 @@ async fn files_are_put_into_the_guest_and_unpacked_there() {
     assert!(build.is_ready(), "{:?}", build.state);
     let archive = format!("/tmp/aenv-copy-{FILES}.tar");
     assert_eq!(*bench.shop.put.lock().unwrap(), std::slice::from_ref(&archive));
-    assert_eq!(bench.shop.ran()[2], format!("script {archive} src to/ u:g 0640 /w user"));
+    assert_eq!(bench.shop.ran()[2], format!("script {archive} src src/*.txt to/ u:g 0640 /w user"));
 }
 
 #[tokio::test]
@@ -373,6 +373,7 @@ fn files_are_merged_as_docker_merges_them() {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     write("context/src/a.txt", "a");
     write("context/src/lib/b.txt", "b");
+    write("context/src/{c}", "c");
     std::os::unix::fs::symlink("a.txt", root.join("context/src/link")).unwrap();
     let packed =
         std::process::Command::new("tar").args(["-C", &at("context"), "-czf", &at("pristine.tar"), "src"]).status();
@@ -383,7 +384,9 @@ fn files_are_merged_as_docker_merges_them() {
     let script = ["common.sh", "copy.sh"].map(|file| std::fs::read_to_string(source.join(file)).unwrap()).join("\n");
     let copy = |from: &str, to: &str, mode: &str| {
         std::fs::copy(root.join("pristine.tar"), root.join("archive.tar")).unwrap();
-        let arguments = ["-c", &script, "copy", &at("archive.tar"), from, to, &owner, mode, &at("work"), &owner];
+        let archive = at("archive.tar");
+        let (base, work) = (from.split("/{").next().unwrap(), at("work"));
+        let arguments = ["-c", &script, "copy", &archive, base, from, to, &owner, mode, &work, &owner];
         let done = std::process::Command::new("/bin/bash").args(arguments).output().unwrap();
         assert!(!root.join("archive.tar").exists());
         done.status.success().then_some(()).ok_or(String::from_utf8(done.stderr).unwrap())
@@ -414,6 +417,10 @@ fn files_are_merged_as_docker_merges_them() {
     assert_eq!((read("out/way"), read("elsewhere/kept.txt")), ("a".into(), "kept".into()));
     copy("src/link", &at("out/moved"), "0600").unwrap();
     assert_eq!(std::fs::read_link(root.join("out/moved")).unwrap(), Path::new("a.txt"));
+
+    // A name that looks like a pattern.
+    copy("src/{c}", &at("braced"), "").unwrap();
+    assert_eq!(read("braced"), "c");
 
     copy(".", &at("all"), "").unwrap();
     assert_eq!(read("all/src/lib/b.txt"), "b");

@@ -281,6 +281,7 @@ impl From<StartBuildError> for ApiError {
         match &error {
             StartBuildError::NotFound { .. } => Self::new(StatusCode::NOT_FOUND, error.to_string()),
             StartBuildError::AlreadyStarted(_) => Self::bad_request(error.to_string()),
+            StartBuildError::Busy(_) => Self::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()),
             StartBuildError::Repository(error) => Self::of_repository(error),
             StartBuildError::Store(_) => {
                 Self::internal(&error, "internal_server_error", "the build could not be recorded".to_owned())

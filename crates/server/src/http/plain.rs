@@ -33,6 +33,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const TIMEOUT_LIMIT: u32 = 3600;
 /// How long the agent may take beyond a command's time to say that it is over.
 const GRACE: Duration = Duration::from_secs(10);
+/// For how long those are heard that a command leaves running: its caller waits for the command, not for them.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// Bytes of output that are kept, of each kind.
 const OUTPUT_LIMIT: usize = 8 << 20;
 /// Largest message of a stream: the agent sends pieces of 32 KiB.
@@ -65,6 +67,7 @@ pub(super) async fn execute(
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/connect+json"));
     headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
     headers.insert("connect-timeout-ms", HeaderValue::from(timeout.as_millis() as u64));
+    headers.insert("output-grace-ms", HeaderValue::from(OUTPUT_GRACE.as_millis() as u64));
     if let Some(user) = user {
         let credentials = format!("Basic {}", STANDARD.encode(format!("{user}:")));
         headers.insert(header::AUTHORIZATION, header_value("user", &credentials)?);

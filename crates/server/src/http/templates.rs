@@ -133,7 +133,7 @@ pub(super) fn state_of(build: &BuildRecord) -> BuildState {
     match build.state {
         aenv_template::BuildState::Waiting => BuildState::Waiting,
         aenv_template::BuildState::Building => BuildState::Building,
-        aenv_template::BuildState::Ready { .. } => BuildState::Ready,
+        aenv_template::BuildState::Ready { .. } | aenv_template::BuildState::Replaced => BuildState::Ready,
         aenv_template::BuildState::Error { .. } => BuildState::Error,
     }
 }

@@ -1,11 +1,15 @@
-# ARCHIVE SOURCE TARGET OWNER MODE WORKDIR USER
-archive=$1 source=$2 owner=$(owner_of "$4") mode=$5
-target=$(absolute "$3" "$6" "$7")
+# ARCHIVE SOURCE LITERAL TARGET OWNER MODE WORKDIR USER
+archive=$1 source=$2 literal=$3 owner=$(owner_of "$5") mode=$6
+target=$(absolute "$4" "$7" "$8")
 staging=$(mktemp -d /tmp/aenv-copy.XXXXXX)
 trap 'rm -rf -- "$staging" "$archive"' EXIT
 # Nobody's but root's while it is there: its files may be anything.
 tar -C "$staging" -xof "$archive"
 
+# A name may look like a pattern.
+if [[ -e $staging/$literal || -L $staging/$literal ]]; then
+  source=$literal
+fi
 entry=$staging/$source
 if [[ -d $entry && ! -L $entry ]]; then
   chown -hR -- "$owner" "$entry"

@@ -8,11 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aenv_image::{Credentials, ImageConfig, ImageReference, ImportError, Progress};
-use aenv_model::{Bytes, CaptureId, MachineShape};
+use aenv_model::{Bytes, CaptureId, Command, CommandExit, MachineShape, Output};
 use aenv_snapshot::{Capture, CaptureStore};
-use aenv_template::{
-    Bench, BuildRequest, Command, Exit, ImageRequest, ImportImage, ImportedImage, Output, ReadyTemplate, Workshop,
-};
+use aenv_template::{Bench, BuildRequest, ImageRequest, ImportImage, ImportedImage, ReadyTemplate, Workshop};
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
@@ -141,9 +139,9 @@ impl Workshop for FakeWorkshop {
 #[async_trait]
 impl Bench for FakeBench {
     /// A login shell's command is noted and written to the disk; one that has `fail` in it fails, `hang` does not end.
-    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<Exit, String> {
+    async fn run(&self, command: &Command, output: &(dyn Fn(Output) + Send + Sync)) -> Result<CommandExit, String> {
         let line = command.arguments.last().unwrap();
-        let exit = |success, status: &str| Ok(Exit { success, status: status.to_owned() });
+        let exit = |success, status: &str| Ok(CommandExit { success, status: status.to_owned() });
         if command.arguments[0] != "-l" {
             let arguments = command.arguments[3..].join(" ");
             self.shop.ran.lock().unwrap().push(format!("script {arguments}").trim_end().to_owned());
