@@ -221,7 +221,7 @@ impl Drop for Node {
     }
 }
 
-fn free_address() -> Result<SocketAddr> {
+pub(crate) fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
     listener.local_addr().context("find a free port")
 }

@@ -6,10 +6,10 @@
 mod distro;
 mod host;
 mod packages;
-mod registry;
 mod rust;
+mod unpacked;
 
-pub(crate) use registry::tool_path;
+pub(crate) use unpacked::{program, tool_path};
 
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ pub(crate) fn machine() -> Result<()> {
     rust::ensure()?;
     packages::ensure(&distro)?;
     host::ensure()?;
-    registry::ensure()
+    unpacked::registry()
 }
 
 /// All that a command needs which starts servers: the machine, our programs and the first image.
