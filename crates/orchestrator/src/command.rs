@@ -1,17 +1,14 @@
 //! Work that the node itself does in a guest: commands and files, by the agent's own protocol.
-//!
-//! Of Connect's streaming protocol it needs little: a request of one message, and an answer of messages until the one that
-//! says how it ended. Each message is a byte of flags, its length, and JSON.
 
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use aenv_guest_proto::ENVD_PORT;
+use aenv_guest_proto::{ENVD_PORT, MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, Told};
 use aenv_model::{Command, CommandExit, Output, SandboxId};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::Bytes;
 use futures::TryStreamExt as _;
 use http::{Request, StatusCode, header};
 use http_body::{Body, Frame};
@@ -20,21 +17,11 @@ use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use serde_json::json;
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::orchestrator::Orchestrator;
 use crate::seams::GuestDialer;
-
-/// Flag of the message that ends a stream.
-const END_OF_STREAM: u8 = 2;
-
-/// Bytes before a message: flags, and its length, big-endian.
-const PREFIX: usize = 5;
-
-/// Longest message that is taken: the agent sends output in pieces of far less.
-const MESSAGE_LIMIT: usize = 4 << 20;
 
 /// Most bytes of a refusal that are read.
 const REFUSAL_LIMIT: usize = 4096;
@@ -86,25 +73,16 @@ impl Orchestrator {
         output: &(dyn Fn(Output) + Send + Sync),
     ) -> Result<CommandExit, CommandError> {
         let agent = self.agent(id)?;
-        let start = json!({
-            "process": {
-                "cmd": command.program, "args": command.arguments, "envs": command.env, "cwd": command.directory,
-            },
-            "stdin": false,
-        });
-        let start = start.to_string();
-        let mut body = BytesMut::with_capacity(PREFIX + start.len());
-        body.extend_from_slice(&[0]);
-        body.extend_from_slice(&(start.len() as u32).to_be_bytes());
-        body.extend_from_slice(start.as_bytes());
+        let Command { program, arguments, env, user, directory, output_grace } = command;
+        let process = NewProcess { cmd: program, args: arguments, envs: env, cwd: directory.as_deref() };
         let mut request = Request::post("/process.Process/Start")
-            .header(header::CONTENT_TYPE, "application/connect+json")
-            .header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(format!("{}:", command.user))))
+            .header(header::CONTENT_TYPE, MESSAGES)
+            .header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(format!("{user}:"))))
             .header("keepalive-ping-interval", PING_SECONDS);
-        if let Some(grace) = command.output_grace {
+        if let Some(grace) = output_grace {
             request = request.header("output-grace-ms", grace.as_millis().to_string());
         }
-        agent.call(request, whole(body.freeze()), |answer| follow(answer, output)).await
+        agent.call(request, whole(process.request()), |answer| follow(answer, output)).await
     }
 
     /// Writes a file of this host to `path` in a running sandbox, as root.
@@ -180,73 +158,25 @@ struct Refused {
     message: String,
 }
 
-/// What the agent says of a process: one of these is there.
-#[derive(Deserialize, Default)]
-struct Message {
-    #[serde(default)]
-    event: Event,
-}
-
-#[derive(Deserialize, Default)]
-struct Event {
-    data: Option<Data>,
-    end: Option<End>,
-}
-
-#[derive(Deserialize)]
-struct Data {
-    stdout: Option<String>,
-    stderr: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct End {
-    exited: bool,
-    exit_code: i32,
-    status: String,
-}
-
-/// The message that ends a stream.
-#[derive(Deserialize)]
-struct Last {
-    error: Option<ConnectError>,
-}
-
-#[derive(Deserialize)]
-struct ConnectError {
-    code: String,
-    #[serde(default)]
-    message: String,
-}
-
 /// Hands output on until the process has ended.
 async fn follow<B>(mut body: B, output: &(dyn Fn(Output) + Send + Sync)) -> Result<CommandExit, CommandError>
 where
     B: Body<Data = Bytes, Error = hyper::Error> + Unpin,
 {
-    let mut unread = BytesMut::new();
+    let mut reader = ProcessReader::default();
     let mut exit = None;
     let mut patience = ANSWER;
+    let broken = || io::Error::from(io::ErrorKind::UnexpectedEof).into();
     loop {
-        while let Some((flags, message)) = next_message(&mut unread)? {
-            if flags & END_OF_STREAM != 0 {
-                let last: Last = serde_json::from_slice(&message).map_err(io::Error::from)?;
-                if let Some(ConnectError { code, message }) = last.error {
-                    return Err(CommandError::Refused { code, message });
+        while let Some(told) = reader.next().map_err(io::Error::other)? {
+            match told {
+                Told::Stdout(bytes) => output(Output::Stdout(bytes)),
+                Told::Stderr(bytes) => output(Output::Stderr(bytes)),
+                Told::Ended(ProcessEnd { exited, exit_code, status }) => {
+                    exit = Some(CommandExit { success: exited && exit_code == 0, status });
                 }
-                return exit.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof).into());
-            }
-            let Event { data, end } = serde_json::from_slice::<Message>(&message).map_err(io::Error::from)?.event;
-            if let Some(Data { stdout, stderr }) = data {
-                for (text, is) in [(stdout, Output::Stdout as fn(_) -> _), (stderr, Output::Stderr)] {
-                    if let Some(text) = text {
-                        output(is(STANDARD.decode(text).map_err(io::Error::other)?));
-                    }
-                }
-            }
-            if let Some(End { exited, exit_code, status }) = end {
-                exit = Some(CommandExit { success: exited && exit_code == 0, status });
+                Told::Over(None) => return exit.ok_or_else(broken),
+                Told::Over(Some(Refusal { code, message })) => return Err(CommandError::Refused { code, message }),
             }
         }
         let frame = tokio::time::timeout(patience, body.frame()).await;
@@ -254,27 +184,12 @@ where
         match frame.map_err(|_| CommandError::Silent(patience))? {
             Some(frame) => {
                 if let Ok(data) = frame?.into_data() {
-                    unread.extend_from_slice(&data);
+                    reader.push(&data);
                 }
             }
-            None => return exit.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            None => return exit.ok_or_else(broken),
         }
     }
-}
-
-/// Takes a whole message off the front.
-fn next_message(unread: &mut BytesMut) -> Result<Option<(u8, Bytes)>, io::Error> {
-    let Some((prefix, rest)) = unread.split_at_checked(PREFIX) else { return Ok(None) };
-    let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
-    if length > MESSAGE_LIMIT {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes")));
-    }
-    if rest.len() < length {
-        return Ok(None);
-    }
-    let flags = prefix[0];
-    unread.advance(PREFIX);
-    Ok(Some((flags, unread.split_to(length).freeze())))
 }
 
 #[cfg(test)]

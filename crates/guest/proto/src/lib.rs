@@ -5,6 +5,7 @@
 
 mod boot;
 mod init;
+mod process;
 /// Generated from `proto/`: messages, service traits and clients of the envd services.
 #[allow(missing_debug_implementations, unreachable_pub, unused_qualifications, clippy::all, reason = "generated code")]
 pub mod wire {
@@ -13,6 +14,7 @@ pub mod wire {
 
 pub use boot::{BootParams, ParseBootParamsError};
 pub use init::InitRequest;
+pub use process::{MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, StreamProblem, Told};
 
 /// The guest agent's TCP port, fixed by the SDKs.
 pub const ENVD_PORT: u16 = 49983;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use aenv_api::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
+use aenv_guest_proto::{ENVD_PORT, MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, Told};
 use aenv_orchestrator::SandboxInfo;
 use aenv_proxy::{Target, Via};
 use axum::Json;
@@ -15,7 +16,6 @@ use base64::Engine as _;
 use base64::alphabet::STANDARD as ALPHABET;
 use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use bytes::{Buf as _, Bytes, BytesMut};
 use futures::StreamExt as _;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -25,8 +25,6 @@ use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
 use super::sandboxes::parse_id;
 
-/// The agent's port.
-const AGENT: u16 = 49983;
 /// What a command may take whose caller says nothing.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// What a command may take at most, in seconds.
@@ -37,8 +35,6 @@ const GRACE: Duration = Duration::from_secs(10);
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// Bytes of output that are kept, of each kind.
 const OUTPUT_LIMIT: usize = 8 << 20;
-/// Largest message of a stream: the agent sends pieces of 32 KiB.
-const MESSAGE_LIMIT: usize = 4 << 20;
 /// Largest answer of the agent that is read whole.
 const ANSWER_LIMIT: usize = 64 << 10;
 
@@ -59,12 +55,10 @@ pub(super) async fn execute(
         secs => secs.map_or(TIMEOUT, |secs| Duration::from_secs(secs.into())),
     };
     let ExecuteRequest { command, user, cwd, env, .. } = request;
-    let start = serde_json::json!({
-        "process": {"cmd": "/bin/bash", "args": ["-l", "-c", command], "envs": env, "cwd": cwd},
-        "stdin": false,
-    });
+    let args = ["-l", "-c", &command].map(str::to_owned);
+    let process = NewProcess { cmd: "/bin/bash", args: &args, envs: &env, cwd: cwd.as_deref() };
     let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/connect+json"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MESSAGES));
     headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
     headers.insert("connect-timeout-ms", HeaderValue::from(timeout.as_millis() as u64));
     headers.insert("output-grace-ms", HeaderValue::from(OUTPUT_GRACE.as_millis() as u64));
@@ -73,7 +67,7 @@ pub(super) async fn execute(
         headers.insert(header::AUTHORIZATION, header_value("user", &credentials)?);
     }
     let call = Call { method: Method::POST, path: "/process.Process/Start".to_owned(), headers };
-    let answer = ask(&app, &info, call, Body::from(enveloped(start.to_string().as_bytes()))).await?;
+    let answer = ask(&app, &info, call, Body::from(process.request())).await?;
     let late = || {
         let message = format!("the command did not end within {} s and was killed", timeout.as_secs());
         ApiError::coded(StatusCode::REQUEST_TIMEOUT, "command_timeout", message)
@@ -182,14 +176,14 @@ async fn ask(app: &App, info: &SandboxInfo, call: Call, body: Body) -> Result<Re
     if let Some(token) = &info.access_token {
         request.headers_mut().insert("x-access-token", header_value("token", token)?);
     }
-    let target = Target { sandbox: info.id.to_string(), port: AGENT, via: Via::Headers };
+    let target = Target { sandbox: info.id.to_string(), port: ENVD_PORT, via: Via::Headers };
     let answer = app.proxy.handle(request, target).await.map(Body::new);
     if answer.status().is_success() || answer.status() == StatusCode::NOT_MODIFIED {
         return Ok(answer);
     }
     let (parts, body) = answer.into_parts();
     let body = to_bytes(body, ANSWER_LIMIT).await.unwrap_or_default();
-    let said = serde_json::from_slice::<Refusal>(&body).ok();
+    let said = serde_json::from_slice::<Refused>(&body).ok();
     let message = said.map_or_else(|| String::from_utf8_lossy(&body).trim().to_owned(), |said| said.message);
     // By the data plane, to whom a paused sandbox is not there; here it is known that it is.
     if parts.status == StatusCode::BAD_GATEWAY {
@@ -208,7 +202,7 @@ async fn ask(app: &App, info: &SandboxInfo, call: Call, body: Body) -> Result<Re
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct Refused {
     message: String,
 }
 
@@ -220,89 +214,21 @@ enum Broken {
     Off,
 }
 
-/// A message of Connect's streaming protocol: no flags, and its length.
-fn enveloped(message: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
-    [&[0], &length.to_be_bytes()[..], message].concat()
-}
-
-/// The last message of a stream has this flag.
-const LAST: u8 = 2;
-
 /// Follows a command to its end.
 async fn follow(body: Body) -> Result<Executed, Broken> {
-    let (mut outcome, mut ended) = (Outcome::default(), false);
-    let mut waiting = BytesMut::new();
+    let (mut outcome, mut reader) = (Outcome::default(), ProcessReader::default());
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        waiting.extend_from_slice(&piece.map_err(|_| Broken::Off)?);
-        while let Some((flags, message)) = next_message(&mut waiting)? {
-            if flags & LAST != 0 {
-                return match serde_json::from_slice::<EndOfStream>(&message).ok().and_then(|end| end.error) {
-                    Some(error) => Err(Broken::Agent { code: error.code, message: error.message }),
-                    None if ended => Ok(outcome.executed()),
-                    None => Err(Broken::Off),
-                };
-            }
-            if let Ok(StartResponse { event }) = serde_json::from_slice(&message) {
-                ended |= outcome.take(event);
+        reader.push(&piece.map_err(|_| Broken::Off)?);
+        while let Some(told) = reader.next().map_err(|_| Broken::Off)? {
+            match told {
+                Told::Over(Some(Refusal { code, message })) => return Err(Broken::Agent { code, message }),
+                Told::Over(None) => return outcome.executed().ok_or(Broken::Off),
+                told => outcome.take(told),
             }
         }
     }
-    if ended { Ok(outcome.executed()) } else { Err(Broken::Off) }
-}
-
-/// Takes a whole message off the front, if there is one.
-fn next_message(waiting: &mut BytesMut) -> Result<Option<(u8, Bytes)>, Broken> {
-    let Some((head, _)) = waiting.split_first_chunk::<5>() else { return Ok(None) };
-    let (flags, length) = (head[0], u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize);
-    if length > MESSAGE_LIMIT {
-        return Err(Broken::Off);
-    }
-    if waiting.len() < 5 + length {
-        return Ok(None);
-    }
-    waiting.advance(5);
-    Ok(Some((flags, waiting.split_to(length).freeze())))
-}
-
-#[derive(Deserialize)]
-struct EndOfStream {
-    error: Option<StreamError>,
-}
-
-#[derive(Deserialize)]
-struct StreamError {
-    code: String,
-    #[serde(default)]
-    message: String,
-}
-
-#[derive(Deserialize)]
-struct StartResponse {
-    event: Event,
-}
-
-/// What happened; of the things that may have, one has.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Event {
-    data: Option<Data>,
-    end: Option<End>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Data {
-    stdout: Option<String>,
-    stderr: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct End {
-    exit_code: i32,
-    status: String,
+    outcome.executed().ok_or(Broken::Off)
 }
 
 #[derive(Default)]
@@ -310,33 +236,32 @@ struct Outcome {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     truncated: bool,
-    end: End,
+    end: Option<ProcessEnd>,
 }
 
 impl Outcome {
-    /// True if that was the end of it.
-    fn take(&mut self, event: Event) -> bool {
-        let Data { stdout, stderr } = event.data.unwrap_or_default();
-        for (output, kept) in [(stdout, &mut self.stdout), (stderr, &mut self.stderr)] {
-            let output = output.and_then(|output| STANDARD.decode(output).ok()).unwrap_or_default();
-            let room = OUTPUT_LIMIT - kept.len();
-            self.truncated |= output.len() > room;
-            kept.extend_from_slice(&output[..output.len().min(room)]);
-        }
-        let ended = event.end.is_some();
-        self.end = event.end.unwrap_or_default();
-        ended
+    fn take(&mut self, told: Told) {
+        let (output, kept) = match told {
+            Told::Stdout(output) => (output, &mut self.stdout),
+            Told::Stderr(output) => (output, &mut self.stderr),
+            Told::Ended(end) => return self.end = Some(end),
+            Told::Over(_) => return,
+        };
+        let room = OUTPUT_LIMIT - kept.len();
+        self.truncated |= output.len() > room;
+        kept.extend_from_slice(&output[..output.len().min(room)]);
     }
 
-    fn executed(self) -> Executed {
-        let End { exit_code, status } = self.end;
-        Executed {
+    /// `None`: it has not ended.
+    fn executed(self) -> Option<Executed> {
+        let ProcessEnd { exit_code, status, .. } = self.end?;
+        Some(Executed {
             stdout: String::from_utf8_lossy(&self.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&self.stderr).into_owned(),
             exit_code,
             error: (exit_code != 0).then_some(status),
             truncated: self.truncated,
-        }
+        })
     }
 }
 
@@ -357,48 +282,32 @@ fn status_of(code: &str) -> StatusCode {
 mod tests {
     use super::*;
 
-    fn stream(messages: &[(u8, serde_json::Value)]) -> Vec<u8> {
-        let enveloped = messages.iter().map(|(flags, message)| {
-            let mut bytes = enveloped(message.to_string().as_bytes());
-            bytes[0] = *flags;
-            bytes
+    fn told(messages: &[(u8, serde_json::Value)]) -> Body {
+        let messages = messages.iter().map(|(flags, message)| {
+            let message = message.to_string();
+            [&[*flags], &(message.len() as u32).to_be_bytes()[..], message.as_bytes()].concat()
         });
-        enveloped.collect::<Vec<_>>().concat()
-    }
-
-    fn in_pieces(bytes: &[u8], size: usize) -> Body {
-        let pieces: Vec<_> =
-            bytes.chunks(size).map(|piece| Ok::<_, std::io::Error>(Bytes::copy_from_slice(piece))).collect();
-        Body::from_stream(futures::stream::iter(pieces))
+        Body::from(messages.collect::<Vec<_>>().concat())
     }
 
     #[tokio::test]
-    async fn a_command_is_followed_to_its_end_however_its_stream_is_cut() {
+    async fn a_command_is_followed_to_its_end() {
         let data = |kind: &str, text: &str| serde_json::json!({"event": {"data": {kind: STANDARD.encode(text)}}});
-        let bytes = stream(&[
-            (0, serde_json::json!({"event": {"start": {"pid": 7}}})),
-            (0, data("stdout", "out")),
-            (0, serde_json::json!({"event": {"keepalive": {}}})),
-            (0, data("stderr", "err")),
-            (0, data("stdout", "put")),
-            (0, serde_json::json!({"event": {"end": {"exitCode": 3, "exited": true, "status": "exit status 3"}}})),
-            (LAST, serde_json::json!({})),
-        ]);
-        for size in [1, 7, 4096] {
-            let Ok(executed) = follow(in_pieces(&bytes, size)).await else { panic!("no outcome") };
-            let error = Some("exit status 3".to_owned());
-            let expected =
-                Executed { stdout: "output".into(), stderr: "err".into(), exit_code: 3, error, truncated: false };
-            assert_eq!(executed, expected);
-        }
-        assert!(matches!(follow(in_pieces(&bytes[..bytes.len() / 2], 64)).await, Err(Broken::Off)));
+        let end = serde_json::json!({"event": {"end": {"exitCode": 3, "exited": true, "status": "exit status 3"}}});
+        let messages = [(0, data("stdout", "out")), (0, data("stderr", "err")), (0, data("stdout", "put")), (0, end)];
+        let Ok(executed) = follow(told(&messages)).await else { panic!("no outcome") };
+        let error = Some("exit status 3".to_owned());
+        let expected =
+            Executed { stdout: "output".into(), stderr: "err".into(), exit_code: 3, error, truncated: false };
+        assert_eq!(executed, expected);
+        assert!(matches!(follow(told(&messages[..2])).await, Err(Broken::Off)));
     }
 
     #[tokio::test]
     async fn an_error_of_the_agent_is_told_with_its_code() {
         let error = serde_json::json!({"error": {"code": "deadline_exceeded", "message": "late"}});
-        let bytes = stream(&[(0, serde_json::json!({"event": {"start": {"pid": 7}}})), (LAST, error)]);
-        let followed = follow(in_pieces(&bytes, 16)).await;
+        let messages = [(0, serde_json::json!({"event": {"start": {"pid": 7}}})), (2, error)];
+        let followed = follow(told(&messages)).await;
         assert!(matches!(followed, Err(Broken::Agent { code, .. }) if code == "deadline_exceeded"));
     }
 

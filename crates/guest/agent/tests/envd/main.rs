@@ -2,6 +2,7 @@
 
 mod files;
 mod harness;
+mod hostile;
 mod processes;
 mod watching;
 mod wire;

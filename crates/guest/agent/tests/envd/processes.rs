@@ -33,14 +33,14 @@ async fn run(agent: &Agent, request: wire::StartRequest) -> Story {
 }
 
 /// Starts a process and leaves: returns its pid.
-async fn start_detached(agent: &Agent, request: wire::StartRequest) -> u32 {
+pub(crate) async fn start_detached(agent: &Agent, request: wire::StartRequest) -> u32 {
     let mut stream = agent.processes().start(request).await.unwrap();
     let mut story = Story::default();
     story.add(stream.message().await.unwrap().unwrap().to_owned_message().event.into_option());
     story.pid
 }
 
-async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition().await {
         assert!(Instant::now() < deadline, "{what} did not come true");
@@ -312,7 +312,7 @@ async fn a_slow_reader_holds_the_process_back_instead_of_filling_memory() {
     assert_eq!((story.stdout.len(), story.exit_code()), (64 << 20, 0));
 }
 
-fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
