@@ -151,12 +151,20 @@ async fn serve(reaper: Reaper, node: Ipv4Addr, beside: Beside, mut timings: Timi
     Ok(serve.await?)
 }
 
-/// Processes may open many files, as in any container; the soft limit stays where old programs expect it.
+/// Watches that one user may have open; Linux's default is 128, of which development servers alone take many.
+const WATCHES: (&str, &str) = ("/proc/sys/fs/inotify/max_user_instances", "8192");
+
+/// Processes may open many files, as in any container; the soft limit stays where old programs expect it. And they may
+/// watch many.
 fn raise_limits() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Rlimit { current: Some(65_536), maximum: Some(1_048_576) };
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         say!("raise the limit of open files: {error}");
+    }
+    let (path, number) = WATCHES;
+    if let Err(error) = std::fs::write(path, number) {
+        say!("raise the limit of watches: {error}");
     }
 }
 
