@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use aenv_api::{ListQuery, ListedSandbox, NewSandbox};
+use aenv_api::{ConnectRequest, ListQuery, ListedSandbox, NewSandbox, PauseRequest, SandboxState};
 use aenv_e2e::{Machine, Node, NodeOptions, SmallHome, eventually};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -105,9 +105,7 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
     assert!(left.is_empty(), "{left:?}");
 
     // Then the rest of the disk is taken away.
-    let ballast = home.join("ballast");
-    let fill = Command::new("dd").args(["if=/dev/zero", "bs=64k"]).arg(format!("of={}", ballast.display())).output();
-    assert!(!fill.unwrap().status.success(), "the disk took everything");
+    let ballast = fill(&home);
     let request = NewSandbox { template_id: "tiny".into(), ..NewSandbox::default() };
     let error = node.client().create_sandbox(&request).await.unwrap_err();
     assert_eq!(error.status().map(|status| status.as_u16()), Some(507), "{error}");
@@ -116,4 +114,43 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
     let sandbox = node.sandbox("tiny").await;
     node.client().delete_sandbox(sandbox.sandbox_id).await.unwrap();
     node.finish_with_errors().await;
+}
+
+#[tokio::test]
+async fn a_pause_that_finds_the_disk_full_leaves_the_sandbox_as_it_was() {
+    if Machine::find().is_none() {
+        return;
+    }
+    let small = SmallHome::mount("320m");
+    let home = small.path();
+    let options = NodeOptions { home: Some(home.clone()), ..NodeOptions::default() };
+    let Some(node) = Node::start_with(options).await else { return };
+    let Some(()) = node.tiny("tiny").await else { return node.finish_with_errors().await };
+    let id = node.sandbox("tiny").await.sandbox_id.to_string();
+    _ = node.aenv_ok(&["exec", &id, "sh", "-c", "echo kept > /root/file; echo there > /dev/shm/memory; sync"]);
+
+    let ballast = fill(&home);
+    let error = node.client().pause_sandbox(&id, &PauseRequest::default()).await.unwrap_err();
+    assert_eq!(error.status().map(|status| status.as_u16()), Some(507), "{error}");
+    assert!(error.to_string().contains("not enough disk space"), "{error}");
+    let shown = node.client().sandbox(&id).await.unwrap();
+    assert_eq!(shown.listed.state, SandboxState::Running);
+    let kept = ["exec", &id, "cat", "/root/file", "/dev/shm/memory"];
+    assert_eq!(node.aenv_ok(&kept), "kept\nthere\n", "it runs on");
+
+    std::fs::remove_file(ballast).unwrap();
+    _ = node.aenv_ok(&["exec", &id, "sh", "-c", "echo more >> /root/file; sync"]);
+    node.client().pause_sandbox(&id, &PauseRequest::default()).await.expect("pause with room again");
+    node.client().connect_sandbox(&id, &ConnectRequest { timeout: Some(600), memory: None }).await.expect("resume");
+    assert_eq!(node.aenv_ok(&kept), "kept\nmore\nthere\n");
+    node.client().delete_sandbox(&id).await.unwrap();
+    node.finish_with_errors().await;
+}
+
+/// Takes away what is left of the disk of `home`, until the file is removed.
+fn fill(home: &std::path::Path) -> std::path::PathBuf {
+    let ballast = home.join("ballast");
+    let fill = Command::new("dd").args(["if=/dev/zero", "bs=64k"]).arg(format!("of={}", ballast.display())).output();
+    assert!(!fill.unwrap().status.success(), "the disk took everything");
+    ballast
 }
