@@ -15,7 +15,11 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Option<Self> {
-        let options = NodeOptions { waiting_vmms: 1, ..NodeOptions::default() };
+        Self::start_with(String::new()).await
+    }
+
+    async fn start_with(config: String) -> Option<Self> {
+        let options = NodeOptions { waiting_vmms: 1, config, ..NodeOptions::default() };
         let node = Node::start_with(options).await?;
         node.tiny("tiny").await?;
         let id = node.sandbox("tiny").await.sandbox_id.to_string();
@@ -97,6 +101,38 @@ async fn a_copy_that_is_cut_off_is_there_or_not() {
             bench.node.client().delete_sandbox(&other).await.unwrap();
         }
     }
+    bench.node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_on_its_way_to_other_nodes_is_there_for_all_or_for_none() {
+    let shared = tempfile::tempdir().unwrap();
+    let config = format!(
+        "[snapshot]\nrepository_backend = \"posix_fs\"\n[backend.posix_fs]\nsnapshot_store = {:?}",
+        shared.path()
+    );
+    let Some(mut bench) = Bench::start_with(config).await else { return };
+    for place in ["publish.leased", "publish.sent", "publish.named", "publish.committed"] {
+        let name = place.replace('.', "-");
+        let request = NewSnapshot { name: Some(name.clone()), ..NewSnapshot::default() };
+        bench.crash(place, async |node, id| _ = node.client().create_snapshot(id, &request).await).await;
+        bench.check(place).await;
+        let client = bench.node.client();
+        let snapshots = client.list_snapshots::<SnapshotInfo>(Some(&bench.id), None).await.unwrap().items;
+        assert_eq!(snapshots.len(), usize::from(place == "publish.committed"), "{place}");
+        let wanted = NewSandbox { template_id: name.clone(), timeout: Some(600), ..NewSandbox::default() };
+        let started = client.create_sandbox(&wanted).await;
+        assert_eq!(started.is_ok(), place == "publish.committed", "{place}: {started:?}");
+        if let Ok(other) = started {
+            let other = other.sandbox_id.to_string();
+            assert_eq!(bench.node.aenv_ok(&["exec", &other, "cat", "/root/file"]), "kept\n");
+            client.delete_sandbox(&other).await.unwrap();
+            client.delete_template(&name).await.unwrap();
+        }
+    }
+    // What is left of the others holds up no other snapshot.
+    let snapshot = bench.node.client().create_snapshot(&bench.id, &NewSnapshot::default()).await.expect("snapshot");
+    bench.node.client().delete_template(snapshot.snapshot_id).await.unwrap();
     bench.node.finish().await;
 }
 

@@ -157,12 +157,12 @@ impl Dice {
     }
 }
 
-/// `AENV_E2E_OPERATIONS` (60) operations on at most six sandboxes, the server killed now and then: what was acknowledged is
-/// there, and nothing is left over.
+/// `AENV_E2E_OPERATIONS` (60) operations on at most six sandboxes, or twelve from 500 operations on, the server killed now and
+/// then: what was acknowledged is there, and nothing is left over.
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
-    const MOST: usize = 6;
     let operations = std::env::var("AENV_E2E_OPERATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
+    let most = if operations < 500 { 6 } else { 12 };
     let options = NodeOptions { waiting_vmms: 2, ..NodeOptions::default() };
     let Some(mut node) = Node::start_with(options).await else { return };
     let Some(()) = node.tiny("tiny").await else { return };
@@ -176,7 +176,7 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
     };
     for operation in 0..operations {
         let ids: Vec<String> = known.keys().cloned().collect();
-        if ids.is_empty() || (ids.len() < MOST && dice.roll(6) == 0) {
+        if ids.is_empty() || (ids.len() < most && dice.roll(6) == 0) {
             known.insert(node.sandbox("tiny").await.sandbox_id.to_string(), Known::default());
             continue;
         }
@@ -203,7 +203,7 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
             6 | 7 => {
                 let copy = one.clone();
                 let snapshot = node.client().create_snapshot(&id, &NewSnapshot::default()).await.expect("snapshot");
-                if known.len() < MOST {
+                if known.len() < most {
                     let other = node.sandbox(&snapshot.snapshot_id.to_string()).await.sandbox_id.to_string();
                     check(&node, &other, &copy);
                     known.insert(other, copy);
@@ -215,7 +215,7 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
                 }
                 node.client().delete_template(snapshot.snapshot_id).await.expect("delete the snapshot");
             }
-            8 if ids.len() < MOST => {
+            8 if ids.len() < most => {
                 let copy = one.clone();
                 let children = node.client().fork_sandbox(&id, &ForkRequest::default()).await.expect("fork");
                 let child = children[0].sandbox.as_ref().expect("a child").sandbox_id.to_string();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use aenv_durable::crash_point;
 use aenv_model::{BuildId, CaptureId, SandboxId, TemplateId};
 use aenv_objects::{Condition, Key, ObjectErrorKind};
 use bytes::Bytes;
@@ -152,9 +153,11 @@ impl Repository {
             artifacts: [(id, capture)].into(),
         };
         let lease = self.lease(needs).await?;
+        crash_point("publish.leased");
         let context = publication.context.clone();
         let work = async {
             let sent = self.upload(id, capture, &files, uploads).await?;
+            crash_point("publish.sent");
             self.check(&lease, "the publication")?;
             let build = match &commit {
                 Commit::New(_) => None,
@@ -171,6 +174,7 @@ impl Repository {
         };
         match self.under(&lease, work).await {
             Ok((record, sent)) => {
+                crash_point("publish.committed");
                 self.release(lease).await;
                 info!(template_id = %id, %capture, sent, seconds = begun.elapsed().as_secs_f64(), "published");
                 Ok(record)
@@ -193,6 +197,7 @@ impl Repository {
             None => None,
         };
         record.committed = Some(committed);
+        crash_point("publish.named");
         let written = self.write_in_time(&record, before).await;
         written.map_err(|error| Failure { uncertain: matches!(error, RepositoryError::Store(_)), error })?;
         Ok(record)
