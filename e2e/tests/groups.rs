@@ -168,6 +168,12 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
     let Some(()) = node.tiny("tiny").await else { return };
     let mut known: BTreeMap<String, Known> = BTreeMap::new();
     let mut dice = Dice(20_261_130);
+    // Longer than all of it takes.
+    const LIFE: u32 = 6 * 3600;
+    let born = async |node: &Node, template: &str| {
+        let request = NewSandbox { template_id: template.to_owned(), timeout: Some(LIFE), ..NewSandbox::default() };
+        node.client().create_sandbox(&request).await.expect("create").sandbox_id.to_string()
+    };
     let check = |node: &Node, id: &str, known: &Known| {
         for (file, content) in &known.files {
             let path = format!("/root/{file}");
@@ -177,13 +183,13 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
     for operation in 0..operations {
         let ids: Vec<String> = known.keys().cloned().collect();
         if ids.is_empty() || (ids.len() < most && dice.roll(6) == 0) {
-            known.insert(node.sandbox("tiny").await.sandbox_id.to_string(), Known::default());
+            known.insert(born(&node, "tiny").await, Known::default());
             continue;
         }
         let id = ids[dice.roll(ids.len())].clone();
         let one = known.get_mut(&id).unwrap();
         if one.paused {
-            let request = ConnectRequest { timeout: Some(600), memory: None };
+            let request = ConnectRequest { timeout: Some(LIFE), memory: None };
             node.client().connect_sandbox(&id, &request).await.unwrap_or_else(|error| panic!("{operation}: {error}"));
             one.paused = false;
             check(&node, &id, one);
@@ -204,7 +210,7 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
                 let copy = one.clone();
                 let snapshot = node.client().create_snapshot(&id, &NewSnapshot::default()).await.expect("snapshot");
                 if known.len() < most {
-                    let other = node.sandbox(&snapshot.snapshot_id.to_string()).await.sandbox_id.to_string();
+                    let other = born(&node, &snapshot.snapshot_id.to_string()).await;
                     check(&node, &other, &copy);
                     known.insert(other, copy);
                 } else {
@@ -235,7 +241,7 @@ async fn whatever_is_done_nothing_acknowledged_is_lost_and_nothing_leaks() {
     }
     for (id, one) in &known {
         if one.paused {
-            let request = ConnectRequest { timeout: Some(600), memory: None };
+            let request = ConnectRequest { timeout: Some(LIFE), memory: None };
             node.client().connect_sandbox(id, &request).await.expect("connect");
         }
         check(&node, id, one);

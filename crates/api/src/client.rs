@@ -10,6 +10,7 @@ use reqwest::{Method, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::key::{ApiKeyInfo, CreatedApiKey, NewApiKey};
 use crate::{
     API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ForkRequest, ForkResult,
     ListQuery, NEXT_TOKEN_HEADER, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
@@ -325,6 +326,21 @@ impl Client {
     /// `GET /templates/aliases/{alias}`: the template of that name.
     pub async fn resolve_alias(&self, alias: &str) -> Result<AliasAnswer, ClientError> {
         self.call(Method::GET, &format!("/templates/aliases/{}", segment(alias)), None::<&()>).await
+    }
+
+    /// `POST /api-keys`: a fresh key. Its text is told this once.
+    pub async fn create_key(&self, request: &NewApiKey) -> Result<CreatedApiKey, ClientError> {
+        self.call(Method::POST, "/api-keys", Some(request)).await
+    }
+
+    /// `GET /api-keys`: all that were made and not revoked.
+    pub async fn list_keys(&self) -> Result<Vec<ApiKeyInfo>, ClientError> {
+        self.call(Method::GET, "/api-keys", None::<&()>).await
+    }
+
+    /// `DELETE /api-keys/{id}`: it opens nothing from now on.
+    pub async fn revoke_key(&self, id: impl Display) -> Result<(), ClientError> {
+        self.call_empty(Method::DELETE, &format!("/api-keys/{}", segment(id)), None::<&()>).await
     }
 
     async fn call<B: Serialize, T: DeserializeOwned>(

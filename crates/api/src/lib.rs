@@ -9,6 +9,7 @@
 
 mod client;
 mod error;
+mod key;
 mod list;
 mod network;
 mod node;
@@ -20,6 +21,7 @@ mod template;
 
 pub use client::{Client, ClientError, Page, http_builder};
 pub use error::ApiErrorBody;
+pub use key::{ApiKeyInfo, CreatedApiKey, KeyMask, KeyScope, NewApiKey, RenamedApiKey};
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
 pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};

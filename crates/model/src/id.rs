@@ -75,6 +75,12 @@ id!(
 );
 
 id!(
+    /// An API key.
+    KeyId,
+    "key"
+);
+
+id!(
     /// A lease: what keeps a group of sandboxes alive.
     LeaseId,
     "lease"

@@ -10,6 +10,6 @@ mod machine;
 mod units;
 
 pub use command::{Command, CommandExit, Output};
-pub use id::{BuildId, CaptureId, LeaseId, ParseIdError, SandboxId, TemplateId};
+pub use id::{BuildId, CaptureId, KeyId, LeaseId, ParseIdError, SandboxId, TemplateId};
 pub use machine::{MachineShape, Phase};
 pub use units::Bytes;

@@ -5,7 +5,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, Method, Uri};
 
-use crate::access::{TRAFFIC_TOKEN, same};
+use crate::access::TRAFFIC_TOKEN;
 use crate::target::{PORT_HEADERS, SANDBOX_HEADERS};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -29,9 +29,9 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 /// Makes a client's headers the guest's.
 ///
-/// `platform_key` is taken out where it was sent along: it is the node's secret, and none of the guest's business. Any
-/// other API key is the user's own.
-pub(crate) fn for_guest(headers: &mut HeaderMap, method: &Method, uri: &Uri, platform_key: Option<&str>) {
+/// A key of the node's is taken out where it was sent along: it is none of the guest's business. Any other API key is the
+/// user's own.
+pub(crate) fn for_guest(headers: &mut HeaderMap, method: &Method, uri: &Uri, is_key: &dyn Fn(&[u8]) -> bool) {
     let upgrade = wanted_upgrade(headers);
     let trailers = lists(headers, &TE, "trailers");
     strip_hop_by_hop(headers);
@@ -40,9 +40,9 @@ pub(crate) fn for_guest(headers: &mut HeaderMap, method: &Method, uri: &Uri, pla
     }
     // Answered on this side, by the HTTP library, once the guest is there to take the body.
     headers.remove(EXPECT);
-    if let Some(key) = platform_key {
+    if headers.contains_key(API_KEY) {
         let others: Vec<HeaderValue> =
-            headers.get_all(API_KEY).iter().filter(|value| !same(value.as_bytes(), key.as_bytes())).cloned().collect();
+            headers.get_all(API_KEY).iter().filter(|value| !is_key(value.as_bytes())).cloned().collect();
         headers.remove(API_KEY);
         for value in others {
             headers.append(API_KEY, value);
@@ -129,7 +129,7 @@ mod tests {
 
     fn sent(pairs: &[(&str, &str)]) -> HeaderMap {
         let mut headers = map(pairs);
-        for_guest(&mut headers, &Method::PUT, &"/proxy/a?b".parse().expect("uri"), Some("e2b_platform"));
+        for_guest(&mut headers, &Method::PUT, &"/proxy/a?b".parse().expect("uri"), &|key| key == b"e2b_platform");
         headers
     }
 

@@ -31,7 +31,7 @@ mod tests;
 mod upgrade;
 
 pub use body::{Body, StreamError};
-pub use proxy::{Limits, Proxy};
+pub use proxy::{IsKey, Limits, Proxy};
 pub use route::{Connector, Route, RouteError, Routes};
 pub use target::{Target, TargetProblem, Targets, Via};
 

@@ -42,10 +42,13 @@ impl Default for Limits {
     }
 }
 
+/// Tells the node's API keys from others.
+pub type IsKey = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
+
 /// The data plane of a node.
 pub struct Proxy {
     routes: Arc<dyn Routes>,
-    platform_key: Option<String>,
+    is_key: IsKey,
     limits: Limits,
     /// Connections into guests and upgraded streams.
     tasks: TaskTracker,
@@ -59,16 +62,10 @@ impl fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// A proxy to the sandboxes that `routes` knows. `platform_key` is the node's API key, which guests must not see.
+    /// A proxy to the sandboxes that `routes` knows. `is_key` knows the node's API keys, which guests must not see.
     #[must_use]
-    pub fn new(routes: Arc<dyn Routes>, platform_key: Option<String>) -> Self {
-        Self {
-            routes,
-            platform_key,
-            limits: Limits::default(),
-            tasks: TaskTracker::new(),
-            closing: CancellationToken::new(),
-        }
+    pub fn new(routes: Arc<dyn Routes>, is_key: IsKey) -> Self {
+        Self { routes, is_key, limits: Limits::default(), tasks: TaskTracker::new(), closing: CancellationToken::new() }
     }
 
     /// The same with other limits.
@@ -150,7 +147,7 @@ impl Proxy {
         B: http_body::Body<Data = Bytes>,
     {
         let (mut parts, body) = request.into_parts();
-        headers::for_guest(&mut parts.headers, &parts.method, &parts.uri, self.platform_key.as_deref());
+        headers::for_guest(&mut parts.headers, &parts.method, &parts.uri, self.is_key.as_ref());
         // Without a length it goes in chunks, also where the method has no body as a rule and hyper would leave it out.
         if !body.is_end_stream() && !parts.headers.contains_key(CONTENT_LENGTH) {
             parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

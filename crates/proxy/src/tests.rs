@@ -69,7 +69,7 @@ async fn node_with(limits: Limits) -> Node {
     let route =
         |traffic_token| Route { connector: Arc::new(Loopback), traffic_token, ended: ended.clone(), in_use: None };
     let routes = Known(HashMap::from([(ID, route(None)), (PRIVATE, route(Some("secret".to_owned())))]));
-    let proxy = Arc::new(Proxy::new(Arc::new(routes), Some("e2b_platform".into())).with_limits(limits));
+    let proxy = Arc::new(Proxy::new(Arc::new(routes), Arc::new(|key| key == b"e2b_platform")).with_limits(limits));
     let targets = Targets::new(vec!["sbx.test".into()]);
     let handler = {
         let proxy = Arc::clone(&proxy);

@@ -5,16 +5,19 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 pub mod config;
 mod disks;
 mod host;
 mod http;
+mod keys;
 mod metrics;
 mod node;
 mod repository;
 mod secrets;
 mod serve;
 mod storage;
+mod tls;
 mod workshop;
 
 pub use node::{Node, provision_guest};

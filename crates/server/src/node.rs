@@ -29,15 +29,18 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::audit::Audit;
 use crate::config::{Config, UpperMode, VirtualizationMode};
 use crate::disks::LeasedDisks;
 use crate::host::CpuMeter;
 use crate::http::{App, AppParts, LastLedger, NodeRoutes, Once, router};
+use crate::keys::Keys;
 use crate::metrics::{MeteredBacking, Metrics};
 use crate::repository;
 use crate::secrets::{ApiKey, token_seed};
 use crate::serve::serve;
 use crate::storage::Storage;
+use crate::tls::Tls;
 use crate::workshop::NodeWorkshop;
 
 /// File of the home that holds the node's tag.
@@ -135,12 +138,14 @@ impl Node {
     ) -> Result<Self> {
         let address = listener.local_addr()?;
         let key = ApiKey::find(&layout.secrets).context("find the API key")?;
+        let tls = Tls::load(&config.tls).context("load the certificate ([tls])")?;
         let seed = match &config.sandbox.access_token_hash_seed {
             Some(seed) => seed.clone(),
             None => token_seed(&layout.secrets).context("find the token seed")?,
         };
         let seed = TokenSeed::new(&seed).context("sandbox.access_token_hash_seed must not be blank")?;
         let store = Store::open(&config.home_path.join("node.redb"))?;
+        let keys = Keys::load(&store, key)?;
         let metrics = Metrics::default();
         let shared = repository::open(&config, &metrics)?;
 
@@ -249,7 +254,19 @@ impl Node {
         }
 
         let routes = NodeRoutes { orchestrator: orchestrator.clone() };
-        let proxy = Arc::new(Proxy::new(Arc::new(routes), Some(key.text().to_owned())));
+        let of_node = keys.clone();
+        let proxy = Arc::new(Proxy::new(Arc::new(routes), Arc::new(move |key| of_node.is_key(key))));
+        let audit = match &config.observability.audit_path {
+            path if path.as_os_str().is_empty() => Audit::none(),
+            path => {
+                let (audit, work) = Audit::to(path.clone()).with_context(|| format!("open {}", path.display()))?;
+                beside.spawn("write the audit log", work);
+                audit
+            }
+        };
+        if let Some(tls) = tls.clone() {
+            beside.spawn("watch the certificate", tls.watch(beside.token()));
+        }
         let app = App {
             inner: Arc::new(AppParts {
                 proxy: Arc::clone(&proxy),
@@ -257,7 +274,8 @@ impl Node {
                 targets: Targets::new(config.sandbox_proxy.domains.clone()),
                 config,
                 memory,
-                key,
+                keys,
+                audit,
                 orchestrator: orchestrator.clone(),
                 templates: templates.clone(),
                 once,
@@ -272,7 +290,7 @@ impl Node {
         };
         let runtime_path = layout.slots;
         let stop_serving = CancellationToken::new();
-        let serving = tokio::spawn(serve(listener, router(app), stop_serving.clone())); // awaited by `stop`
+        let serving = tokio::spawn(serve(listener, tls, router(app), stop_serving.clone())); // awaited by `stop`
         info!(%address, "listening");
         Ok(Self {
             address,

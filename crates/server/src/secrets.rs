@@ -48,7 +48,7 @@ impl ApiKey {
         Self::check(&text, &path.display().to_string())
     }
 
-    fn check(text: &str, origin: &str) -> Result<Self, SecretError> {
+    pub(crate) fn check(text: &str, origin: &str) -> Result<Self, SecretError> {
         let fits = (32..=256).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._~-".contains(&byte));
         if fits { Ok(Self(text.to_owned())) } else { Err(SecretError::BadKey { origin: origin.to_owned() }) }
@@ -58,12 +58,6 @@ impl ApiKey {
     #[must_use]
     pub(crate) fn matches(&self, candidate: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(candidate).into()
-    }
-
-    /// The key's text, for stripping it from forwarded requests.
-    #[must_use]
-    pub(crate) fn text(&self) -> &str {
-        &self.0
     }
 }
 
@@ -100,7 +94,7 @@ fn read_if_present(path: &Path) -> Result<Option<String>, SecretError> {
     }
 }
 
-fn random_hex() -> String {
+pub(crate) fn random_hex() -> String {
     let mut bytes = [0; 32];
     rand::rng().fill_bytes(&mut bytes);
     hex::encode(bytes)

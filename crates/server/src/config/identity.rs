@@ -1,5 +1,7 @@
 //! Who this node is, and what it tells of itself.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -9,11 +11,13 @@ use uuid::Uuid;
 pub struct ObservabilityConfig {
     /// Whether `GET /nodes` tells of this node.
     pub enabled: bool,
+    /// Where the audit log is; empty: nowhere.
+    pub audit_path: PathBuf,
 }
 
 impl Default for ObservabilityConfig {
     fn default() -> Self {
-        Self { enabled: true }
+        Self { enabled: true, audit_path: "$AENV_HOME/logs/audit.jsonl".into() }
     }
 }
 

@@ -86,6 +86,7 @@ const KEYS: &[&str] = &[
     "node_identity.cluster_id",
     "node_identity.node_id",
     "node_identity.service_instance_id",
+    "observability.audit_path",
     "observability.enabled",
     "orchestrator.auto_resume_min_sandbox_timeout_secs",
     "orchestrator.default_sandbox_timeout_secs",
@@ -116,6 +117,8 @@ const KEYS: &[&str] = &[
     "template_build.max_upload_mb",
     "template_build.max_uploads_mb",
     "template_build.timeout_secs",
+    "tls.certificate_path",
+    "tls.key_path",
     "ublk.daemon_binary_path",
     "ublk.daemon_log_path",
     "ublk.daemon_metrics_listen_addr",
@@ -249,6 +252,11 @@ fn check(config: &mut Config) -> Result<(), (&'static str, String)> {
             }
         }
     }
+    match (&config.tls.certificate_path, &config.tls.key_path) {
+        (Some(_), None) => return Err(("tls.key_path", "expected beside tls.certificate_path".to_owned())),
+        (None, Some(_)) => return Err(("tls.certificate_path", "expected beside tls.key_path".to_owned())),
+        _ => {}
+    }
     if let Err(error) = config.image.cache.gc.check() {
         return Err(("image.cache.gc.low_watermark_ratio", error.to_string()));
     }
@@ -309,6 +317,9 @@ fn resolve_paths(config: &mut Config, file: &Path) {
         &mut storage.daemon_log_path,
     ];
     paths.into_iter().for_each(resolve);
+    if !config.observability.audit_path.as_os_str().is_empty() {
+        resolve(&mut config.observability.audit_path);
+    }
     match storage.daemon_socket_path.strip_prefix(RUNTIME_PLACEHOLDER) {
         Ok(rest) => storage.daemon_socket_path = config.runtime_path.join(rest),
         Err(_) => resolve(&mut storage.daemon_socket_path),
@@ -319,6 +330,8 @@ fn resolve_paths(config: &mut Config, file: &Path) {
         &mut config.kernel.image_path,
         &mut config.kernel.modules_path,
         &mut config.guest.agent_path,
+        &mut config.tls.certificate_path,
+        &mut config.tls.key_path,
     ];
     optional.into_iter().flatten().for_each(resolve);
 }

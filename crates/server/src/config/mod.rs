@@ -67,6 +67,8 @@ pub struct Config {
     pub sandbox_proxy: SandboxProxyConfig,
     /// What the node tells of itself.
     pub observability: ObservabilityConfig,
+    /// Whether it speaks TLS.
+    pub tls: TlsConfig,
     /// Who it is.
     pub node_identity: NodeIdentityConfig,
     /// What nodes share.
@@ -97,11 +99,22 @@ impl Default for Config {
             sandbox: SandboxConfig::default(),
             sandbox_proxy: SandboxProxyConfig::default(),
             observability: ObservabilityConfig::default(),
+            tls: TlsConfig::default(),
             node_identity: NodeIdentityConfig::default(),
             snapshot: SnapshotConfig::default(),
             backend: BackendConfig::default(),
         }
     }
+}
+
+/// `[tls]`: with both, the API is served by TLS alone. The files are read again when they change.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct TlsConfig {
+    /// PEM: the certificate, and what lies between it and its root.
+    pub certificate_path: Option<PathBuf>,
+    /// PEM: its key.
+    pub key_path: Option<PathBuf>,
 }
 
 /// How guest code is run.

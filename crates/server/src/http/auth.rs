@@ -1,21 +1,68 @@
-//! The control plane's one door: exactly one `X-API-Key`, compared in constant time. No other header opens it.
+//! The control plane's one door: exactly one `X-API-Key`. No other header opens it.
 
-use aenv_api::API_KEY_HEADER;
+use aenv_api::{API_KEY_HEADER, KeyScope};
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::App;
 use super::error::ApiError;
+use crate::keys::Caller;
 
-pub(super) async fn require_key(State(app): State<App>, request: Request, next: Next) -> Response {
-    let mut keys = request.headers().get_all(API_KEY_HEADER).iter();
-    let refusal = match (keys.next(), keys.next()) {
-        (Some(key), None) if app.key.matches(key.as_bytes()) => return next.run(request).await,
-        (Some(_), None) => "invalid API key",
-        (Some(_), Some(_)) => "more than one X-API-Key header",
-        (None, _) => "missing X-API-Key header",
+/// Lets in who has a key, for what that may do. What was refused, and what may change something, is in the audit log.
+pub(super) async fn require_key(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let entry = app.audit.begin(&request);
+    let is_read = is_read(request.method(), request.uri().path());
+    let (caller, response) = match admitted(&app, &request) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller.clone());
+            (Some(caller), next.run(request).await)
+        }
+        Err((caller, refusal)) => (caller, refusal.into_response()),
     };
-    ApiError::new(StatusCode::UNAUTHORIZED, refusal).into_response()
+    let is_refused = matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    if !is_read || is_refused {
+        app.audit.add(entry, caller.as_ref(), response.status()).await;
+    }
+    response
+}
+
+fn admitted(app: &App, request: &Request) -> Result<Caller, (Option<Caller>, ApiError)> {
+    let mut keys = request.headers().get_all(API_KEY_HEADER).iter();
+    let unauthorized = |why| (None, ApiError::new(StatusCode::UNAUTHORIZED, why));
+    let key = match (keys.next(), keys.next()) {
+        (Some(key), None) => key,
+        (Some(_), Some(_)) => return Err(unauthorized("more than one X-API-Key header")),
+        (None, _) => return Err(unauthorized("missing X-API-Key header")),
+    };
+    let caller = app.keys.caller(key.as_bytes()).ok_or_else(|| unauthorized("invalid API key"))?;
+    if caller.scope == KeyScope::Read && !is_read(request.method(), request.uri().path()) {
+        let message =
+            format!("the key '{}' may look only, not {} {}", caller.name, request.method(), request.uri().path());
+        return Err((Some(caller), ApiError::new(StatusCode::FORBIDDEN, message)));
+    }
+    Ok(caller)
+}
+
+/// Whether a request only looks at what there is. What reads a file acts in a sandbox; a link to uploads opens more; and
+/// keys are their owners' affair.
+fn is_read(method: &Method, path: &str) -> bool {
+    let acts = path.contains("/files/") || path.starts_with("/api-keys");
+    matches!(*method, Method::GET | Method::HEAD) && !acts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_is_told_from_acting() {
+        assert!(is_read(&Method::GET, "/v2/sandboxes"));
+        assert!(is_read(&Method::HEAD, "/templates"));
+        assert!(!is_read(&Method::POST, "/v2/sandboxes"));
+        assert!(!is_read(&Method::GET, "/sandboxes/x/files/read"));
+        assert!(!is_read(&Method::GET, "/templates/x/files/0123"));
+        assert!(!is_read(&Method::GET, "/api-keys"));
+    }
 }

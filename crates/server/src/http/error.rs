@@ -18,6 +18,8 @@ use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use tracing::error;
 
+use crate::keys::KeyProblem;
+
 /// An answer that is not a success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -260,6 +262,16 @@ impl From<ImageProblem> for ApiError {
                 Self::internal(&error, code, import.report())
             }
             _ => Self::internal(&error, code, "the image could not be made ready".to_owned()),
+        }
+    }
+}
+
+impl From<KeyProblem> for ApiError {
+    fn from(problem: KeyProblem) -> Self {
+        match problem {
+            KeyProblem::Name | KeyProblem::Many => Self::bad_request(problem.to_string()),
+            KeyProblem::NotFound(_) => Self::new(StatusCode::NOT_FOUND, problem.to_string()),
+            KeyProblem::Store(error) => error.into(),
         }
     }
 }

@@ -13,6 +13,7 @@ mod body;
 mod builds;
 mod cold;
 mod error;
+mod keys;
 mod ledger;
 mod machine;
 mod nodes;
@@ -49,10 +50,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::host::CpuMeter;
+use crate::keys::Keys;
 use crate::metrics::Metrics;
-use crate::secrets::ApiKey;
 use error::ApiError;
 use scrape::Counted;
 
@@ -80,7 +82,8 @@ pub(crate) struct AppParts {
     pub(crate) config: Config,
     /// The host's memory: no machine can have more.
     pub(crate) memory: Bytes,
-    pub(crate) key: ApiKey,
+    pub(crate) keys: Keys,
+    pub(crate) audit: Audit,
     pub(crate) orchestrator: Orchestrator,
     pub(crate) templates: Templates,
     pub(crate) proxy: Arc<Proxy>,
@@ -135,6 +138,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/nodes", get(nodes::list))
         .route("/nodes/{id}", get(nodes::detail))
         .route("/teams", get(nodes::teams))
+        .route("/api-keys", post(keys::create).get(keys::list))
+        .route("/api-keys/{id}", patch(keys::rename).delete(keys::revoke))
         .route(
             "/sandboxes/{id}/custom-extension-params",
             get(nodes::extension_params).patch(nodes::patch_extension_params),

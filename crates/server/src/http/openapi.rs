@@ -6,12 +6,12 @@
 use std::sync::LazyLock;
 
 use aenv_api::{
-    AliasAnswer, ApiErrorBody, AssignTags, AssignedTags, Batch, BuildLogs, BuildStatus, ConnectRequest, ExecuteRequest,
-    Executed, FilesLink, ForkRequest, ForkResult, Lease, LeaseRenewal, ListedSandbox, NewBatch, NewColdSandbox,
-    NewSandbox, NewSnapshot, Node, PauseRequest, RefreshRequest, RemoveTags, ResumeRequest, RollbackRequest, Sandbox,
-    SandboxDetail, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics, SnapshotInfo, Team, Template,
-    TemplateBuildStartV2, TemplateCreateV3, TemplateCreated, TemplateNames, TemplateTag, TemplateUpdate,
-    TemplateWithBuilds, TimeoutRequest, WriteFileRequest, WrittenFile,
+    AliasAnswer, ApiErrorBody, ApiKeyInfo, AssignTags, AssignedTags, Batch, BuildLogs, BuildStatus, ConnectRequest,
+    CreatedApiKey, ExecuteRequest, Executed, FilesLink, ForkRequest, ForkResult, Lease, LeaseRenewal, ListedSandbox,
+    NewApiKey, NewBatch, NewColdSandbox, NewSandbox, NewSnapshot, Node, PauseRequest, RefreshRequest, RemoveTags,
+    RenamedApiKey, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxLogs, SandboxLogsV2, SandboxMetric,
+    SandboxesWithMetrics, SnapshotInfo, Team, Template, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
+    TemplateNames, TemplateTag, TemplateUpdate, TemplateWithBuilds, TimeoutRequest, WriteFileRequest, WrittenFile,
 };
 use axum::http::header;
 use axum::response::{Html, IntoResponse, Response};
@@ -79,6 +79,10 @@ impl Call {
 
     fn answers<T: JsonSchema>(self, status: u16) -> Self {
         Self { status, answers: Answer::Json(schema::<T>), ..self }
+    }
+
+    fn status(self, status: u16) -> Self {
+        Self { status, ..self }
     }
 
     fn answers_other(self, kind: &'static str) -> Self {
@@ -185,6 +189,10 @@ fn calls() -> Vec<Call> {
         snapshot("post", "/sandboxes/{id}/snapshots", "Take a snapshot of a running sandbox").takes::<NewSnapshot>().answers::<SnapshotInfo>(201),
         snapshot("get", "/snapshots", "List snapshots").query(SNAPSHOTS).answers::<Vec<SnapshotInfo>>(200),
         snapshot("get", "/snapshots/{id}", "Tell of a snapshot, by id or name").answers::<SnapshotInfo>(200),
+        node("get", "/api-keys", "List the keys that were made").answers::<Vec<ApiKeyInfo>>(200),
+        node("post", "/api-keys", "Make a key; the only time that it is told").takes::<NewApiKey>().answers::<CreatedApiKey>(201),
+        node("patch", "/api-keys/{id}", "Rename a key").takes::<RenamedApiKey>().status(200),
+        node("delete", "/api-keys/{id}", "Revoke a key"),
         template("post", "/v3/templates", "Announce a build of a template").takes::<TemplateCreateV3>().answers::<TemplateCreated>(202),
         template("get", "/templates", "List templates").answers::<Vec<Template>>(200),
         template("get", "/v2/templates", "List templates, in pages").query(PAGE).answers::<Vec<Template>>(200),

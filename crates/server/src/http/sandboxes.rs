@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aenv_api::{
-    ConnectRequest, Cursor, ForkRequest, ForkResult, Lifecycle, ListFilter, ListQuery, ListedSandbox, NetworkConfig,
-    NewSandbox, OnTimeout, Order, PauseMode, PauseRequest, RefreshRequest, ResumeRequest, RollbackRequest, Sandbox,
-    SandboxDetail, SandboxState, TimeoutRequest, paginate,
+    ConnectRequest, Cursor, ForkRequest, ForkResult, KeyScope, Lifecycle, ListFilter, ListQuery, ListedSandbox,
+    NetworkConfig, NewSandbox, OnTimeout, Order, PauseMode, PauseRequest, RefreshRequest, ResumeRequest,
+    RollbackRequest, Sandbox, SandboxDetail, SandboxState, TimeoutRequest, paginate,
 };
 use aenv_image::ImageConfig;
 use aenv_model::SandboxId;
@@ -14,6 +14,7 @@ use aenv_orchestrator::{
     GuestDefaults, HowToPause, Image, OnExpiry, OperationStage, SandboxInfo, SandboxSpec, Source, StartTimes,
 };
 use aenv_template::ReadyImageFiles;
+use axum::Extension;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
@@ -24,6 +25,7 @@ use super::body::{JsonBody, PathOf, QueryOf};
 use super::error::ApiError;
 use super::once::Once;
 use super::{App, CAPTURED_AT_HEADER, CONSISTENCY_HEADER, SANDBOX_ID_HEADER, STALL_HEADER, page};
+use crate::keys::Caller;
 
 /// What `connect` gives a sandbox whose client names no time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -239,12 +241,14 @@ fn position(item: &ListedSandbox) -> Cursor {
 /// `GET /sandboxes/{id}`.
 pub(super) async fn detail(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     PathOf(id): PathOf<String>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
     let info = app.orchestrator.get(parse_id(&id)?)?;
     let private = info.traffic_token.is_some();
     Ok(Json(SandboxDetail {
-        envd_access_token: info.access_token.clone(),
+        // Who may look only is not given what opens the sandbox.
+        envd_access_token: info.access_token.clone().filter(|_| caller.scope == KeyScope::Admin),
         allow_internet_access: None,
         domain: domain(&app),
         network: private.then(|| NetworkConfig { allow_public_traffic: Some(false), ..NetworkConfig::default() }),
