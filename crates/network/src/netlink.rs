@@ -9,7 +9,7 @@ use std::{fmt, io};
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
-use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use tokio::task::JoinHandle;
 
 use crate::error::NetlinkError;
@@ -84,6 +84,12 @@ impl Netlink {
     /// Gives a link an address.
     pub(crate) async fn add_address(&self, index: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetlinkError> {
         Ok(self.handle.address().add(index, address.into(), prefix).execute().await?)
+    }
+
+    /// Sends what has no other way by `gateway`, which must be reached by the link.
+    pub(crate) async fn add_default_route(&self, index: u32, gateway: Ipv4Addr) -> Result<(), NetlinkError> {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index).gateway(gateway).build();
+        Ok(self.handle.route().add(route).execute().await?)
     }
 
     /// Pins the link-layer address of a neighbour, so that it is never asked for.

@@ -16,6 +16,7 @@ use tracing::{debug, error, info, warn};
 use crate::config::{Ipv4Block, NetworkConfig};
 use crate::connector::SocketFactory;
 use crate::error::{AdoptSlotError, CloseSlotError, CreateSlotError, StartPoolError};
+use crate::host::HostEgress;
 use crate::name::{MAX_SLOTS, Names};
 use crate::netlink::Netlink;
 use crate::slot::{Lease, Slot, SlotRecord, destroy};
@@ -35,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) veth: Ipv4Block,
     pub(crate) host: Netlink,
     pub(crate) sockets: SocketFactory,
+    /// `None`: nothing leaves.
+    pub(crate) egress: Option<Arc<HostEgress>>,
     numbers: Mutex<Numbers>,
     graves: mpsc::UnboundedSender<u32>,
 }
@@ -141,10 +144,12 @@ impl SlotPool {
             info!(slots = found.len(), "network slots of a predecessor found");
         }
 
+        let egress = HostEgress::start(&names, config.veth_cidr.net(), config.egress)?.map(Arc::new);
+
         let (graves, queue) = mpsc::unbounded_channel();
         let limit = config.veth_cidr.pairs().min(MAX_SLOTS);
         let numbers = Mutex::new(Numbers { limit, taken: found.clone(), found, next: 0 });
-        let context = Arc::new(Context { names, veth: config.veth_cidr, host, sockets, numbers, graves });
+        let context = Arc::new(Context { names, veth: config.veth_cidr, host, sockets, egress, numbers, graves });
         let pool = Self {
             context,
             ready: Arc::default(),
@@ -270,6 +275,13 @@ impl SlotPool {
         self.closed.cancel();
         self.reaper.close();
         self.reaper.wait().await;
+        // A slot that is left needs the host's rules; the next start has them in its hands.
+        if let Some(egress) = &self.context.egress
+            && self.context.numbers().taken.is_empty()
+            && let Err(error) = egress.remove()
+        {
+            warn!(%error, "cannot remove the host's table of network slots; left to the next start");
+        }
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 }

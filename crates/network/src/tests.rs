@@ -46,6 +46,7 @@ impl Node {
         // Beside a node that may run on this host with the default block.
         config.veth_cidr = "10.213.0.0/16".parse().expect("valid");
         config.low_watermark = low_watermark;
+        config.egress.enabled = false; // this host's own network is not ours to change
         SlotPool::start(config).await.expect("start pool")
     }
 
