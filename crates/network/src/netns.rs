@@ -32,11 +32,13 @@ const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 pub(crate) const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Settings of a slot's own namespace; `/proc/sys/net` shows the one of the thread that opens it.
-const SYSCTLS: [(&str, &str); 5] = [
+const SYSCTLS: [(&str, &str); 6] = [
     // A new namespace inherits IPv4 settings from the host's, which forwards if it runs containers. With its policy comes a 1.
     ("ipv4/ip_forward", "0"),
     // A connection to a guest whose VMM is not there fails at once instead of after a minute of retries.
     ("ipv4/conf/default/ignore_routes_with_linkdown", "1"),
+    // Every packet that is refused is answered; the only one to be answered is the guest, which pays for it.
+    ("ipv4/icmp_ratemask", "0"),
     // No IPv6 addresses or routes on this side. The guest may do with IPv6 what it likes; nobody answers.
     ("ipv6/conf/default/disable_ipv6", "1"),
     ("ipv6/conf/all/disable_ipv6", "1"),
