@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,14 @@ pub struct NetworkConfig {
     pub low_watermark: usize,
     /// Most fresh slots kept: so many when they are taken faster than they are made.
     pub high_watermark: usize,
+    /// How long nobody must have found none waiting until half as many are kept, down to the low watermark.
+    pub calm: Duration,
     /// What may leave.
     pub egress: EgressConfig,
 }
+
+/// The usual time of calm: longer than the pauses within one piece of work.
+const CALM: Duration = Duration::from_secs(60);
 
 impl NetworkConfig {
     /// The usual settings for a node with this runtime directory and tag.
@@ -38,6 +44,7 @@ impl NetworkConfig {
             veth_cidr: Ipv4Block::DEFAULT_VETH,
             low_watermark: 4,
             high_watermark: 16,
+            calm: CALM,
             egress: EgressConfig::default(),
         }
     }
@@ -125,6 +132,9 @@ pub struct Ipv4Block {
 }
 
 impl Ipv4Block {
+    /// `10.11.0.0/16`.
+    pub const DEFAULT_HOST_INTERACTION: Self = Self { first: Ipv4Addr::new(10, 11, 0, 0), prefix: 16 };
+
     /// `10.12.0.0/16`: 32768 slots.
     pub const DEFAULT_VETH: Self = Self { first: Ipv4Addr::new(10, 12, 0, 0), prefix: 16 };
 

@@ -41,12 +41,16 @@ impl Node {
         Names::new(&self.tag, self.home.path()).expect("valid tag")
     }
 
-    async fn pool(&self, low_watermark: usize) -> SlotPool {
+    fn config(&self) -> NetworkConfig {
         let mut config = NetworkConfig::new(self.home.path().to_owned(), self.tag.clone());
         // Beside a node that may run on this host with the default block.
         config.veth_cidr = "10.213.0.0/16".parse().expect("valid");
-        config.low_watermark = low_watermark;
         config.egress.enabled = false; // this host's own network is not ours to change
+        config
+    }
+
+    async fn pool(&self, low_watermark: usize) -> SlotPool {
+        let config = NetworkConfig { low_watermark, ..self.config() };
         SlotPool::start(config).await.expect("start pool")
     }
 
@@ -379,6 +383,29 @@ async fn the_pool_keeps_fresh_slots_ready_and_removes_them_at_close() {
     }
     pool.close().await.expect("close pool");
     assert!(matches!(pool.acquire().await, Err(CreateSlotError::Closed)));
+    assert_eq!(node.ledger().await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_slots_wait_after_somebody_found_none_and_fewer_after_a_calm_time() {
+    let Some(node) = Node::new() else { return };
+    let config = NetworkConfig { low_watermark: 1, calm: Duration::from_millis(300), ..node.config() };
+    let pool = SlotPool::start(config).await.expect("start pool");
+    let waits = async |count: usize| {
+        let deadline = Instant::now() + PATIENCE;
+        while pool.waiting() != count {
+            assert!(Instant::now() < deadline, "{} waiting, not {count}", pool.waiting());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    waits(1).await;
+    let taken = [pool.acquire().await.expect("the one"), pool.acquire().await.expect("there was none")];
+    waits(2).await;
+    waits(1).await;
+    for slot in taken {
+        slot.close().await.expect("close");
+    }
+    pool.close().await.expect("close pool");
     assert_eq!(node.ledger().await, BTreeSet::new());
 }
 
