@@ -3,11 +3,12 @@
 //! A socket speaks for the netns of the thread that created it, for as long as it lives; the task that serves it may run
 //! anywhere.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{fmt, io};
 
 use futures::TryStreamExt;
+use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use tokio::task::JoinHandle;
@@ -45,6 +46,19 @@ impl Netlink {
             Some((link.header.index, name))
         });
         Ok(named.collect())
+    }
+
+    /// Every IPv4 address, with the index of its link.
+    pub(crate) async fn addresses(&self) -> Result<Vec<(u32, Ipv4Addr)>, NetlinkError> {
+        let addresses: Vec<_> = self.handle.address().get().execute().try_collect().await?;
+        let ipv4 = addresses.into_iter().filter_map(|message| {
+            let address = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(IpAddr::V4(address)) => Some(*address),
+                _ => None,
+            })?;
+            Some((message.header.index, address))
+        });
+        Ok(ipv4.collect())
     }
 
     /// The index of the link `name`.

@@ -175,6 +175,16 @@ impl SlotPool {
             info!(slots = found.len(), "network slots of a predecessor found");
         }
 
+        if config.egress.enabled {
+            let addresses = host.addresses().await.map_err(|source| StartPoolError::Links { source })?;
+            for (index, address) in addresses.iter().filter(|(_, address)| config.veth_cidr.net().contains(address)) {
+                let link = links.iter().find(|(of, name)| of == index && names.index_of_link(name).is_none());
+                if let Some((_, link)) = link {
+                    let veth_cidr = config.veth_cidr.to_string();
+                    warn!(link, %address, veth_cidr, "somebody else has an address of our slots: some will reach nothing");
+                }
+            }
+        }
         let egress = HostEgress::start(&names, config.veth_cidr.net(), config.egress)?.map(Arc::new);
 
         let (graves, queue) = mpsc::unbounded_channel();

@@ -1,6 +1,8 @@
 //! `bench`: measurements that mean something next month, for they are taken against a peer in the same run or say what
 //! machine they were taken on.
 
+mod network;
+mod rows;
 mod storage;
 
 use anyhow::{Result, bail};
@@ -22,6 +24,8 @@ enum Bench {
     Exec,
     /// Machines that stop and go on: creates, pauses, resumes, snapshots, forks.
     Lifecycle,
+    /// Network slots, and policies that are replaced.
+    Network,
     /// Layered storage against what the host can do: every row has a peer in the same run, and a bound.
     Storage,
 }
@@ -29,7 +33,7 @@ enum Bench {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     bench: Bench,
-    /// Only these rows of the storage bench.
+    /// Only these rows of the storage or network bench.
     rows: Vec<String>,
     /// One JSON object on standard output instead of a table.
     #[arg(long)]
@@ -44,7 +48,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Bench::Boot => against_a_node("boot", args),
         Bench::Exec => against_a_node("exec", args),
         Bench::Lifecycle => against_a_node("lifecycle", args),
-        Bench::Storage if args.samples.is_some() => bail!("the storage bench has rounds of its own, no --samples"),
+        Bench::Storage | Bench::Network if args.samples.is_some() => {
+            bail!("this bench has rounds of its own, no --samples")
+        }
+        Bench::Network => network::run(&args.rows, args.json),
         Bench::Storage => storage::run(&args.rows, args.json),
     }
 }
@@ -52,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Starts a node with the first image and lets the measuring client of the end-to-end crate loose on it.
 fn against_a_node(name: &str, args: &Args) -> Result<()> {
     if !args.rows.is_empty() {
-        bail!("only the storage bench has rows to choose from");
+        bail!("only the storage and network benches have rows to choose from");
     }
     let (artifacts, image) = setup::everything(Profile::Release)?;
     Run::cargo().args(["build", "--quiet", "--release", "-p", "aenv-e2e", "--bin", "aenv-bench"]).run()?;

@@ -3,47 +3,12 @@
 //! A row's ratio is our speed to that of a peer which did the same work in the same run, so that it says something on any
 //! machine. What is slower than its bound is to be looked into; the bounds are here and nowhere else.
 
-use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use anyhow::Result;
 
+use super::rows::{Bound, Sense, check_names, p50, ratio, tell};
 use crate::artifacts::Profile;
 use crate::sh::{Run, say};
 use crate::{paths, setup};
-
-/// A promise about a row.
-struct Bound {
-    row: &'static str,
-    figure: Figure,
-    sense: Sense,
-    value: f64,
-    /// What the figure is held against.
-    against: &'static str,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Figure {
-    /// The row's median, in its unit.
-    P50,
-    /// Its ratio.
-    Ratio,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Sense {
-    AtLeast,
-    AtMost,
-}
-
-const fn ratio(row: &'static str, sense: Sense, value: f64, against: &'static str) -> Bound {
-    Bound { row, figure: Figure::Ratio, sense, value, against }
-}
-
-const fn p50(row: &'static str, value: f64, against: &'static str) -> Bound {
-    Bound { row, figure: Figure::P50, sense: Sense::AtMost, value, against }
-}
 
 const BOUNDS: &[Bound] = &[
     ratio("seq_read", Sense::AtLeast, 0.85, "pread of the raw file"),
@@ -65,61 +30,8 @@ const BOUNDS: &[Bound] = &[
     ratio("lazy_bytes", Sense::AtMost, 0.4, "of the image"),
 ];
 
-/// A row as it was measured.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Row {
-    name: String,
-    unit: String,
-    n: usize,
-    min: f64,
-    p50: f64,
-    p95: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    peer: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ratio: Option<f64>,
-}
-
-/// What a program measured.
-#[derive(Debug, Deserialize)]
-struct Measured {
-    host: Value,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Judged {
-    #[serde(flatten)]
-    row: Row,
-    bounds: Vec<Verdict>,
-    pass: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Verdict {
-    figure: Figure,
-    sense: Sense,
-    bound: f64,
-    against: &'static str,
-    met: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    bench: &'static str,
-    host: Value,
-    rows: Vec<Judged>,
-    pass: bool,
-}
-
 pub(crate) fn run(rows: &[String], json: bool) -> Result<()> {
-    for row in rows {
-        if !BOUNDS.iter().any(|bound| bound.row == row) {
-            let mut known: Vec<_> = BOUNDS.iter().map(|bound| bound.row).collect();
-            known.dedup();
-            bail!("there is no row {row}; there are {}", known.join(", "));
-        }
-    }
+    check_names(rows, BOUNDS)?;
     let (artifacts, image) = setup::everything(Profile::Release)?;
     say("building aenv-bench-storage and aenv-image");
     Run::cargo()
@@ -138,99 +50,39 @@ pub(crate) fn run(rows: &[String], json: bool) -> Result<()> {
         .env("AENV_E2E_CLI", &artifacts.cli)
         .env("AENV_E2E_IMAGE_TOOL", paths::release_binary("aenv-image"))
         .read()?;
-    let measured: Measured = serde_json::from_str(&text).context("read what aenv-bench-storage says")?;
-    let report = judge(measured);
-    if json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    match report.rows.iter().filter(|row| !row.pass).count() {
-        0 => Ok(()),
-        missed => bail!("{missed} row(s) missed their bounds"),
-    }
-}
-
-fn judge(measured: Measured) -> Report {
-    let rows: Vec<_> = measured.rows.into_iter().map(Judged::new).collect();
-    let pass = rows.iter().all(|row| row.pass);
-    Report { bench: "storage", host: measured.host, rows, pass }
-}
-
-impl Judged {
-    fn new(row: Row) -> Self {
-        let verdict = |bound: &Bound| {
-            let value = match bound.figure {
-                Figure::P50 => Some(row.p50),
-                Figure::Ratio => row.ratio,
-            };
-            let met = value.is_some_and(|value| match bound.sense {
-                Sense::AtLeast => value >= bound.value,
-                Sense::AtMost => value <= bound.value,
-            });
-            Verdict { figure: bound.figure, sense: bound.sense, bound: bound.value, against: bound.against, met }
-        };
-        let bounds: Vec<_> = BOUNDS.iter().filter(|bound| bound.row == row.name).map(verdict).collect();
-        let pass = bounds.iter().all(|verdict| verdict.met);
-        Self { row, bounds, pass }
-    }
-}
-
-impl Report {
-    fn table(&self) -> String {
-        let mut table = format!(
-            "{:<14}{:>9}{:>6}{:>11}{:>11}{:>11}{:>8}  {:<6}bound\n",
-            "", "unit", "n", "median", "p95", "peer", "ratio", ""
-        );
-        let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
-        for Judged { row, bounds, pass } in &self.rows {
-            let bounds: Vec<_> = bounds
-                .iter()
-                .map(|verdict| {
-                    let sign = if verdict.sense == Sense::AtLeast { '≥' } else { '≤' };
-                    format!("{sign} {} {}", verdict.bound, verdict.against)
-                })
-                .collect();
-            table += &format!(
-                "{:<14}{:>9}{:>6}{:>11.3}{:>11.3}{:>11}{:>8}  {:<6}{}\n",
-                row.name,
-                row.unit,
-                row.n,
-                row.p50,
-                row.p95,
-                figure(row.peer),
-                figure(row.ratio),
-                if *pass { "pass" } else { "FAIL" },
-                bounds.join(", ")
-            );
-        }
-        table
-    }
+    tell("storage", BOUNDS, &text, json)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+    use crate::bench::rows::{Judged, Measured, Row, judge};
 
     fn row(name: &str, p50: f64, ratio: Option<f64>) -> Row {
         Row { name: name.to_owned(), unit: "ms".to_owned(), n: 1, min: p50, p50, p95: p50, peer: None, ratio }
     }
 
+    fn judged(row: Row) -> Judged {
+        Judged::new(row, BOUNDS)
+    }
+
     #[test]
     fn a_row_passes_if_it_keeps_all_of_its_bounds() {
-        assert!(Judged::new(row("seq_read", 1.0, Some(0.85))).pass);
-        assert!(!Judged::new(row("seq_read", 1.0, Some(0.84))).pass);
-        assert!(!Judged::new(row("seq_read", 1.0, None)).pass, "what was not measured was not kept");
-        assert!(Judged::new(row("open_8", 8.0, None)).pass);
-        assert!(Judged::new(row("seal_large", 10.0, Some(1.5))).pass);
-        assert!(!Judged::new(row("seal_large", 10.1, Some(1.0))).pass);
-        assert!(!Judged::new(row("seal_large", 1.0, Some(1.6))).pass);
+        assert!(judged(row("seq_read", 1.0, Some(0.85))).pass);
+        assert!(!judged(row("seq_read", 1.0, Some(0.84))).pass);
+        assert!(!judged(row("seq_read", 1.0, None)).pass, "what was not measured was not kept");
+        assert!(judged(row("open_8", 8.0, None)).pass);
+        assert!(judged(row("seal_large", 10.0, Some(1.5))).pass);
+        assert!(!judged(row("seal_large", 10.1, Some(1.0))).pass);
+        assert!(!judged(row("seal_large", 1.0, Some(1.6))).pass);
     }
 
     #[test]
     fn a_report_says_of_each_row_whether_it_passed() -> Result<()> {
         let rows = vec![row("seq_read", 1.0, Some(0.9)), row("lz4", 1.0, Some(0.1))];
-        let report = judge(Measured { host: Value::Null, rows });
+        let report = judge("storage", BOUNDS, Measured { host: Value::Null, rows });
         let json = serde_json::to_value(&report)?;
         assert_eq!((&json["bench"], &json["pass"]), (&"storage".into(), &false.into()));
         assert_eq!((&json["rows"][0]["pass"], &json["rows"][1]["pass"]), (&true.into(), &false.into()));
