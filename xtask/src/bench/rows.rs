@@ -64,7 +64,7 @@ pub(super) struct Measured {
 pub(super) struct Judged {
     #[serde(flatten)]
     pub(super) row: Row,
-    pub(super) bounds: Vec<Verdict>,
+    bounds: Vec<Verdict>,
     pub(super) pass: bool,
 }
 

@@ -25,7 +25,7 @@ pub(super) async fn create(
     JsonBody(request): JsonBody<NewColdSandbox>,
 ) -> Result<Response, ApiError> {
     let network = request.network.clone().unwrap_or_default();
-    let egress = egress(&network, request.allow_internet_access)?;
+    let egress = egress("network.", &network, request.allow_internet_access)?;
     let checks = [
         ("attachedDrives", !request.attached_drives.is_empty()),
         ("volumeMounts", !request.volume_mounts.is_empty()),

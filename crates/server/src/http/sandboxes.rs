@@ -74,7 +74,7 @@ pub(super) async fn wanted(
 ) -> Result<aenv_orchestrator::NewSandbox, ApiError> {
     refuse_unsupported(&request)?;
     let network = request.network.clone().unwrap_or_default();
-    let egress = egress(&network, request.allow_internet_access)?;
+    let egress = egress("network.", &network, request.allow_internet_access)?;
     let on_expiry = on_expiry(request.auto_pause, request.auto_pause_memory, request.auto_resume)?;
     let resolved = Box::pin(app.templates.resolve(&request.template_id));
     let template = app.orchestrator.stages().time(OperationStage::LOAD_SNAPSHOT, resolved).await?;
@@ -160,8 +160,9 @@ fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
     }
 }
 
-/// What a sandbox may reach, of its creator's `network` and `allow_internet_access`. Refuses what this version has not.
-pub(super) fn egress(network: &NetworkConfig, internet: Option<bool>) -> Result<EgressPolicy, ApiError> {
+/// What a sandbox may reach, of a `network` and `allow_internet_access`. Refuses what this version has not; `prefix` is what its
+/// fields are under.
+pub(super) fn egress(prefix: &str, network: &NetworkConfig, internet: Option<bool>) -> Result<EgressPolicy, ApiError> {
     let NetworkConfig {
         allow_public_traffic: _,
         allow_out,
@@ -173,18 +174,18 @@ pub(super) fn egress(network: &NetworkConfig, internet: Option<bool>) -> Result<
         rules,
     } = network;
     let checks = [
-        ("network.dnsServers", dns_servers.as_ref().is_some_and(|list| !list.is_empty())),
-        ("network.egressProxy", egress_proxy.is_some()),
-        ("network.maskRequestHost", mask_request_host.is_some()),
-        ("network.httpsPorts", https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
-        ("network.rules", rules.as_ref().is_some_and(|rules| !rules.is_empty())),
+        ("dnsServers", dns_servers.as_ref().is_some_and(|list| !list.is_empty())),
+        ("egressProxy", egress_proxy.is_some()),
+        ("maskRequestHost", mask_request_host.is_some()),
+        ("httpsPorts", https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
+        ("rules", rules.as_ref().is_some_and(|rules| !rules.is_empty())),
     ];
     if let Some((field, _)) = checks.iter().find(|(_, used)| *used) {
-        return Err(ApiError::unsupported_field(field));
+        return Err(ApiError::unsupported_field(&format!("{prefix}{field}")));
     }
     let list = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
     EgressPolicy::new(&list(allow_out), &list(deny_out), internet)
-        .map_err(|error| ApiError::bad_request(format!("invalid field network.{error}")))
+        .map_err(|error| ApiError::bad_request(format!("invalid field {prefix}{error}")))
 }
 
 /// `PUT /sandboxes/{id}/network`: what it may reach from now on. Connections that it has go on.
@@ -196,7 +197,7 @@ pub(super) async fn set_network(
     let id = visible(&app, &id)?;
     let NetworkUpdate { allow_out, deny_out, allow_internet_access, dns_servers, egress_proxy, rules } = request;
     let network = NetworkConfig { allow_out, deny_out, dns_servers, egress_proxy, rules, ..NetworkConfig::default() };
-    let policy = egress(&network, allow_internet_access)?;
+    let policy = egress("", &network, allow_internet_access)?;
     app.orchestrator.set_network(id, policy).await?;
     Ok(StatusCode::NO_CONTENT)
 }
