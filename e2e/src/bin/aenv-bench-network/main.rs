@@ -6,7 +6,7 @@
 #[path = "../aenv-bench/host.rs"]
 mod host;
 #[path = "../aenv-bench-storage/measure.rs"]
-#[allow(dead_code, reason = "the storage bench compares with peers")]
+#[expect(dead_code, reason = "the storage bench compares with peers")]
 mod measure;
 
 use std::path::Path;
