@@ -213,6 +213,15 @@ impl World {
     }
 }
 
+impl Drop for World {
+    /// Of a failed test's namespaces nothing may stay; the rest goes with the host's.
+    fn drop(&mut self) {
+        for entry in fs::read_dir(self.names().dir()).into_iter().flatten().flatten() {
+            drop(crate::netns::remove(&entry.path()));
+        }
+    }
+}
+
 /// Names of this namespace's tables, of whichever family.
 fn tables() -> Vec<String> {
     let netfilter = crate::nft::Netfilter::open().expect("netfilter");

@@ -16,7 +16,7 @@ async fn a_policy_is_set_at_each_start_changed_live_and_inherited_by_forks() {
     let (first, second) = (allowing("192.0.2.1"), allowing("192.0.2.2"));
     let sandbox = bench.sandbox_with(|spec| spec.egress = first.clone());
     let id = bench.orchestrator.create(sandbox).await.unwrap().id;
-    assert_eq!(set(&bench), [first.clone()]);
+    assert_eq!(set(&bench), std::slice::from_ref(&first));
     assert_eq!(*bench.orchestrator.get(id).unwrap().egress, first);
 
     bench.orchestrator.set_network(id, second.clone()).await.unwrap();
