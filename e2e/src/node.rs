@@ -30,6 +30,8 @@ pub struct NodeOptions {
     pub config: String,
     /// How many VMMs wait for a machine; default: none, so that each is a sandbox's.
     pub waiting_vmms: usize,
+    /// Whether sandboxes may reach anything; default: no, and the machine's network is not changed.
+    pub egress: bool,
     /// What becomes of its sandboxes when it is stopped; default: `delete`, so that nothing may stay.
     pub on_stop: Option<&'static str>,
 }
@@ -63,11 +65,13 @@ impl Node {
         let runtime = dir.path().join("run");
         let config = format!(
             "home_path = {home:?}\nruntime_path = {runtime:?}\ncache_path = {cache:?}\napi_addr = \"127.0.0.1:0\"\n\
-             orchestrator.on_stop = \"{on_stop}\"\npool.vmm.size = {waiting}\n{more}\n[guest]\nagent_path = {agent:?}\nkit_path = {kit:?}\n",
+             orchestrator.on_stop = \"{on_stop}\"\npool.vmm.size = {waiting}\n\
+             network.egress.enabled = {egress}\n{more}\n[guest]\nagent_path = {agent:?}\nkit_path = {kit:?}\n",
             cache = machine.kept.join("cache"),
             kit = machine.kept.join("guest"),
             agent = machine.agent,
             waiting = options.waiting_vmms,
+            egress = options.egress,
             on_stop = options.on_stop.unwrap_or("delete"),
             more = options.config,
         );

@@ -53,8 +53,8 @@ async fn refusals_have_the_body_that_clients_parse() {
     expect("POST", "/v2/sandboxes", key, r#"{"templateID":"ghost","fromTheFuture":1}"#, 404, &["ghost"]).await;
     let disk_only = json!({"templateID": "x", "autoPauseMemory": false}).to_string();
     expect("POST", "/v2/sandboxes", key, &disk_only, 400, &["autoPauseMemory", "autoPause: true"]).await;
-    let egress = json!({"templateID": "x", "network": {"allowOut": ["10.0.0.0/8"]}}).to_string();
-    expect("POST", "/sandboxes", key, &egress, 400, &["network.allowOut"]).await;
+    let egress = json!({"templateID": "x", "network": {"allowOut": ["10.0.0.0/8", "example.com"]}}).to_string();
+    expect("POST", "/sandboxes", key, &egress, 400, &["network.allowOut[1]", "domain"]).await;
     expect("GET", "/v2/sandboxes?limit=0", key, "", 400, &["limit"]).await;
     expect("GET", "/v2/sandboxes?nextToken=zz", key, "", 400, &["nextToken"]).await;
     expect("GET", "/templates/ghost", key, "", 404, &["ghost"]).await;

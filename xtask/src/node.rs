@@ -46,6 +46,7 @@ impl Home {
             ("runtime_path".to_owned(), runtime_path(name).into()),
             ("cache_path".to_owned(), text(&shared().join("cache"))?.into()),
             ("guest".to_owned(), guest.into()),
+            ("network".to_owned(), sealed().into()),
             ("orchestrator".to_owned(), toml::Table::from_iter([("on_stop".to_owned(), "delete".into())]).into()),
         ]);
         let path = home.config();
@@ -76,6 +77,12 @@ impl Home {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("server.log")
     }
+}
+
+/// This machine's network is not changed, and sandboxes reach nothing.
+fn sealed() -> toml::Table {
+    let egress = toml::Table::from_iter([("enabled".to_owned(), false.into())]);
+    toml::Table::from_iter([("egress".to_owned(), egress.into())])
 }
 
 /// What costs time and not truth, kept once for all homes.

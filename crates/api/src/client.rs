@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::key::{ApiKeyInfo, CreatedApiKey, NewApiKey};
 use crate::{
     API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ForkRequest, ForkResult,
-    ListQuery, NEXT_TOKEN_HEADER, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
+    ListQuery, NEXT_TOKEN_HEADER, NetworkUpdate, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
     RollbackRequest, Sandbox, SandboxDetail, SnapshotInfo, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
     TemplateWithBuilds, TimeoutRequest,
 };
@@ -224,6 +224,11 @@ impl Client {
     /// `POST /sandboxes/{id}/connect`: resumes it if paused and makes it live `timeout` seconds more at least.
     pub async fn connect_sandbox(&self, id: impl Display, request: &ConnectRequest) -> Result<Sandbox, ClientError> {
         self.call(Method::POST, &format!("/sandboxes/{}/connect", segment(id)), Some(request)).await
+    }
+
+    /// `PUT /sandboxes/{id}/network`: replaces all that it may reach.
+    pub async fn set_network(&self, id: impl Display, request: &NetworkUpdate) -> Result<(), ClientError> {
+        self.call_empty(Method::PUT, &format!("/sandboxes/{}/network", segment(id)), Some(request)).await
     }
 
     /// `POST /sandboxes/{id}/pause`: returns when its machine is captured.

@@ -23,7 +23,7 @@ pub use client::{Client, ClientError, Page, http_builder};
 pub use error::ApiErrorBody;
 pub use key::{ApiKeyInfo, CreatedApiKey, KeyMask, KeyScope, NewApiKey, RenamedApiKey};
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
-pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
+pub use network::{EgressProxy, EgressProxyTls, NetworkConfig, NetworkUpdate};
 pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};
 pub use observe::{SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics};
 pub use page::{Cursor, Order, ParseCursorError, paginate};

@@ -36,6 +36,30 @@ pub struct NetworkConfig {
     pub rules: Option<BTreeMap<String, Value>>,
 }
 
+/// Body of `PUT /sandboxes/{id}/network`: replaces all that a sandbox may reach. What is left out is as if it was never said.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkUpdate {
+    /// Destinations allowed whatever `deny_out` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_out: Option<Vec<String>>,
+    /// Denied destinations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deny_out: Option<Vec<String>>,
+    /// `false`: what `allow_out` does not name is not reached. In snake case, as at create.
+    #[serde(rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
+    pub allow_internet_access: Option<bool>,
+    /// Resolvers that stay reachable when `allow_out` names a domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns_servers: Option<Vec<String>>,
+    /// SOCKS5 proxy for what leaves the sandbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_proxy: Option<EgressProxy>,
+    /// Header rules by domain; opaque here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rules: Option<BTreeMap<String, Value>>,
+}
+
 /// A SOCKS5 proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

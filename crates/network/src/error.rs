@@ -1,6 +1,7 @@
 //! What can go wrong with slots, one enum per operation.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -66,6 +67,16 @@ pub enum CreateSlotError {
     },
 }
 
+/// A policy could not be put in force; the former one is.
+#[derive(Debug, thiserror::Error)]
+#[error("set the egress policy of network slot {index}")]
+pub struct SetPolicyError {
+    /// Which slot.
+    pub index: u32,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
 /// One thing that did not go away.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotProblem {
@@ -76,6 +87,14 @@ pub enum SlotProblem {
         link: String,
         /// What the kernel said.
         source: NetlinkError,
+    },
+    /// Connections that the host has noted.
+    #[error("forget connections of {address}: {source}")]
+    Connections {
+        /// The slot's address.
+        address: Ipv4Addr,
+        /// What the kernel said.
+        source: io::Error,
     },
     /// The bind-mounted namespace.
     #[error("{doing} {path}: {source}", path = path.display())]
@@ -145,6 +164,22 @@ pub enum StartPoolError {
     /// The socket to the kernel.
     #[error("open a netlink socket")]
     Socket {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The host's table, by which guests leave and are kept from the host.
+    #[error(
+        "make nf_tables rules on the host (network.egress.enabled = false does without, and nothing leaves a sandbox)"
+    )]
+    Rules {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The host does not forward.
+    #[error("write {path} (network.egress.set_ip_forward = false leaves it alone)", path = path.display())]
+    Forwarding {
+        /// The setting.
+        path: PathBuf,
         /// What the system said.
         source: io::Error,
     },

@@ -13,8 +13,17 @@
 //! The addresses inside are the same in every slot, because a guest restored from a snapshot wakes up with the ones it
 //! went to sleep with. They never meet: each pair lives in its own netns. The host reaches a guest neither by NAT nor by
 //! a route, but by *creating* the socket inside the netns ([`GuestConnector`]); a socket stays in the netns it was born
-//! in. Forwarding is off inside, so a guest reaches the tap's own address and nothing else. No sysctl of the host is
-//! touched.
+//! in.
+//!
+//! A guest reaches nothing until its slot has a policy ([`Slot::set_policy`]): forwarding is off inside. Then
+//!
+//! ```text
+//!  guest ─▶ tap0  only frames of the guest's own addresses     ┐
+//!           chain egress: the policy                           │ tables aenv in the netns
+//!           veth0: leaves with the slot's address              ┘
+//!        ─▶ av<tag>-<n>  the node's denials, no host, no neighbour   ┐ table aenv-<tag> on the host
+//!           leaves with the host's address                           ┘
+//! ```
 //!
 //! Who cleans up: a [`Slot`] ends in `close` (everything gone), `disown` (left running; the record finds it again) or,
 //! as the seat belt, `Drop`, which hands it to the pool's reaper. Names carry the node's tag; what a killed process left
@@ -25,18 +34,26 @@
 
 mod config;
 mod connector;
+mod conntrack;
+mod egress;
 mod error;
+mod host;
 mod name;
 mod netlink;
 mod netns;
+mod nft;
 mod pool;
 mod slot;
 mod tap;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Ipv4Block, NetworkConfig, ParseIpv4BlockError};
+pub use config::{EgressConfig, GUEST_LINK, Ipv4Block, NetworkConfig, ParseIpv4BlockError, host_resolver, resolver_of};
 pub use connector::GuestConnector;
-pub use error::{AdoptSlotError, CloseSlotError, CreateSlotError, NetlinkError, SlotProblem, StartPoolError};
+pub use egress::{Destination, EgressPolicy, PolicyError, PolicyProblem};
+pub use error::{
+    AdoptSlotError, CloseSlotError, CreateSlotError, NetlinkError, SetPolicyError, SlotProblem, StartPoolError,
+};
+pub use ipnet::Ipv4Net;
 pub use pool::{SlotPool, Swept};
 pub use slot::{GUEST_ADDRESS, GUEST_MAC, PREFIX_LENGTH, Slot, SlotRecord, TAP_ADDRESS, TAP_MAC, TAP_NAME};

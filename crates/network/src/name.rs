@@ -44,6 +44,16 @@ impl Names {
         format!("av{}-{index:x}", self.tag)
     }
 
+    /// All of those, as a pattern of nf_tables.
+    pub(crate) fn links(&self) -> String {
+        format!("av{}-*", self.tag)
+    }
+
+    /// The table on the host.
+    pub(crate) fn table(&self) -> String {
+        format!("aenv-{}", self.tag)
+    }
+
     /// The slot number in a file name of ours.
     pub(crate) fn index_of_netns(&self, name: &str) -> Option<u32> {
         parse_index(name.strip_prefix("aenv-")?.strip_prefix(&self.tag)?)

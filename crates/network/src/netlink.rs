@@ -3,13 +3,14 @@
 //! A socket speaks for the netns of the thread that created it, for as long as it lives; the task that serves it may run
 //! anywhere.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{fmt, io};
 
 use futures::TryStreamExt;
+use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
-use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use tokio::task::JoinHandle;
 
 use crate::error::NetlinkError;
@@ -45,6 +46,19 @@ impl Netlink {
             Some((link.header.index, name))
         });
         Ok(named.collect())
+    }
+
+    /// Every IPv4 address, with the index of its link.
+    pub(crate) async fn addresses(&self) -> Result<Vec<(u32, Ipv4Addr)>, NetlinkError> {
+        let addresses: Vec<_> = self.handle.address().get().execute().try_collect().await?;
+        let ipv4 = addresses.into_iter().filter_map(|message| {
+            let address = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(IpAddr::V4(address)) => Some(*address),
+                _ => None,
+            })?;
+            Some((message.header.index, address))
+        });
+        Ok(ipv4.collect())
     }
 
     /// The index of the link `name`.
@@ -84,6 +98,12 @@ impl Netlink {
     /// Gives a link an address.
     pub(crate) async fn add_address(&self, index: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetlinkError> {
         Ok(self.handle.address().add(index, address.into(), prefix).execute().await?)
+    }
+
+    /// Sends what has no other way by `gateway`, which must be reached by the link.
+    pub(crate) async fn add_default_route(&self, index: u32, gateway: Ipv4Addr) -> Result<(), NetlinkError> {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index).gateway(gateway).build();
+        Ok(self.handle.route().add(route).execute().await?)
     }
 
     /// Pins the link-layer address of a neighbour, so that it is never asked for.

@@ -15,8 +15,10 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, statfs};
 use tokio::sync::oneshot;
 
+use crate::egress::slot_tables;
 use crate::error::{CreateSlotError, SlotProblem};
 use crate::netlink::Netlink;
+use crate::nft::{Batch, Netfilter};
 use crate::slot::TAP_NAME;
 use crate::tap;
 
@@ -26,12 +28,17 @@ const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 /// Magic of the filesystem namespaces live in (`linux/magic.h`).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 
+/// Whether the calling thread's namespace forwards.
+pub(crate) const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
+
 /// Settings of a slot's own namespace; `/proc/sys/net` shows the one of the thread that opens it.
-const SYSCTLS: [(&str, &str); 5] = [
-    // A new namespace inherits IPv4 settings from the host's, which forwards if it runs containers.
+const SYSCTLS: [(&str, &str); 6] = [
+    // A new namespace inherits IPv4 settings from the host's, which forwards if it runs containers. With its policy comes a 1.
     ("ipv4/ip_forward", "0"),
     // A connection to a guest whose VMM is not there fails at once instead of after a minute of retries.
     ("ipv4/conf/default/ignore_routes_with_linkdown", "1"),
+    // Every packet that is refused is answered; the only one to be answered is the guest, which pays for it.
+    ("ipv4/icmp_ratemask", "0"),
     // No IPv6 addresses or routes on this side. The guest may do with IPv6 what it likes; nobody answers.
     ("ipv6/conf/default/disable_ipv6", "1"),
     ("ipv6/conf/all/disable_ipv6", "1"),
@@ -44,8 +51,8 @@ pub(crate) struct Inside {
     pub(crate) netlink: Netlink,
 }
 
-/// Makes a namespace with a tap in it, bind-mounted at `path`. On an error parts may be left: `remove` takes them.
-pub(crate) async fn create(path: PathBuf) -> Result<Inside, CreateSlotError> {
+/// Makes a namespace with a tap in it, bind-mounted at `path`; `filtered`: with the rules of a slot without a policy. On an error parts may be left: `remove` takes them.
+pub(crate) async fn create(path: PathBuf, filtered: bool) -> Result<Inside, CreateSlotError> {
     let runtime = tokio::runtime::Handle::current();
     on_thread(move || {
         let at_path = |doing, source| kernel(doing, path.display(), source);
@@ -62,9 +69,38 @@ pub(crate) async fn create(path: PathBuf) -> Result<Inside, CreateSlotError> {
             }
         }
         tap::create_persistent(TAP_NAME).map_err(|source| kernel("create tap", TAP_NAME, source))?;
+        if filtered {
+            let rules = Batch::new().replace_tables(slot_tables(Vec::new()));
+            let done = Netfilter::open().and_then(|netfilter| netfilter.commit(rules));
+            done.map_err(|source| kernel("make rules in", path.display(), source))?;
+        }
         inside(&runtime)
     })
     .await
+}
+
+/// Changes the rules of a namespace, which forwards from then on.
+///
+/// Cancel safety: if dropped, it is done all the same.
+pub(crate) async fn change_rules(netns: Arc<OwnedFd>, rules: Batch) -> io::Result<()> {
+    enter(netns, || {
+        Netfilter::open()?.commit(rules)?;
+        fs::write(IP_FORWARD, "1")
+    })
+    .await
+}
+
+/// Has a namespace forward nothing.
+pub(crate) async fn stop_forwarding(netns: Arc<OwnedFd>) -> io::Result<()> {
+    enter(netns, || fs::write(IP_FORWARD, "0")).await
+}
+
+async fn enter(netns: Arc<OwnedFd>, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let inside = move || {
+        let entered = setns(&netns, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+        Ok(entered.and_then(|()| work()))
+    };
+    on_thread(inside).await.map_err(io::Error::other)?
 }
 
 /// Opens the namespace bind-mounted at `path`; `None` if there is none.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use tracing::{debug, error, info, warn};
 use crate::config::{Ipv4Block, NetworkConfig};
 use crate::connector::SocketFactory;
 use crate::error::{AdoptSlotError, CloseSlotError, CreateSlotError, StartPoolError};
+use crate::host::HostEgress;
 use crate::name::{MAX_SLOTS, Names};
 use crate::netlink::Netlink;
 use crate::slot::{Lease, Slot, SlotRecord, destroy};
@@ -35,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) veth: Ipv4Block,
     pub(crate) host: Netlink,
     pub(crate) sockets: SocketFactory,
+    /// `None`: nothing leaves.
+    pub(crate) egress: Option<Arc<HostEgress>>,
     numbers: Mutex<Numbers>,
     graves: mpsc::UnboundedSender<u32>,
 }
@@ -87,15 +91,46 @@ pub struct Swept {
 }
 
 /// The fresh slots, apart from the context so that they do not keep it alive in a circle.
-#[derive(Default)]
 struct Ready {
     slots: Mutex<VecDeque<Slot>>,
     taken: Notify,
+    /// How many are to wait: more while they are taken faster than they are made, and fewer again later.
+    target: AtomicUsize,
+    /// Least and most of that.
+    watermarks: (usize, usize),
+    /// Somebody found none since the filler last looked.
+    missed: AtomicBool,
+    /// How long nobody must miss one until fewer wait.
+    calm: Duration,
 }
 
 impl Ready {
     fn slots(&self) -> MutexGuard<'_, VecDeque<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn target(&self) -> usize {
+        self.target.load(Ordering::Relaxed)
+    }
+
+    /// Somebody found none: twice as many are to wait. None are if none ever were to.
+    fn miss(&self) {
+        let (_, most) = self.watermarks;
+        self.missed.store(true, Ordering::Relaxed);
+        _ = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some((target * 2).min(most)));
+        self.taken.notify_one();
+    }
+
+    /// A calm time is over: if nobody missed any, half as many are to wait. Returns those that are too many.
+    fn calm_down(&self) -> Vec<Slot> {
+        if self.missed.swap(false, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let (least, _) = self.watermarks;
+        _ = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some((target / 2).max(least)));
+        let mut slots = self.slots();
+        let kept = slots.len().min(self.target());
+        slots.split_off(kept).into()
     }
 }
 
@@ -104,7 +139,6 @@ pub struct SlotPool {
     context: Arc<Context>,
     ready: Arc<Ready>,
     building: Arc<Semaphore>,
-    high_watermark: usize,
     /// The filler and whoever makes a slot.
     makers: TaskTracker,
     /// Ends the makers, and refuses what comes later.
@@ -141,27 +175,40 @@ impl SlotPool {
             info!(slots = found.len(), "network slots of a predecessor found");
         }
 
+        if config.egress.enabled {
+            let addresses = host.addresses().await.map_err(|source| StartPoolError::Links { source })?;
+            for (index, address) in addresses.iter().filter(|(_, address)| config.veth_cidr.net().contains(address)) {
+                let link = links.iter().find(|(of, name)| of == index && names.index_of_link(name).is_none());
+                if let Some((_, link)) = link {
+                    let veth_cidr = config.veth_cidr.to_string();
+                    warn!(link, %address, veth_cidr, "somebody else has an address of our slots: some will reach nothing");
+                }
+            }
+        }
+        let egress = HostEgress::start(&names, config.veth_cidr.net(), config.egress)?.map(Arc::new);
+
         let (graves, queue) = mpsc::unbounded_channel();
         let limit = config.veth_cidr.pairs().min(MAX_SLOTS);
         let numbers = Mutex::new(Numbers { limit, taken: found.clone(), found, next: 0 });
-        let context = Arc::new(Context { names, veth: config.veth_cidr, host, sockets, numbers, graves });
+        let context = Arc::new(Context { names, veth: config.veth_cidr, host, sockets, egress, numbers, graves });
         let pool = Self {
             context,
-            ready: Arc::default(),
+            ready: Arc::new(Ready {
+                slots: Mutex::default(),
+                taken: Notify::new(),
+                target: AtomicUsize::new(config.low_watermark),
+                watermarks: (config.low_watermark, config.high_watermark.max(config.low_watermark)),
+                missed: AtomicBool::new(false),
+                calm: config.calm,
+            }),
             building: Arc::new(Semaphore::new(PARALLEL)),
-            high_watermark: config.high_watermark.max(config.low_watermark),
             makers: TaskTracker::new(),
             closing: CancellationToken::new(),
             reaper: TaskTracker::new(),
             closed: CancellationToken::new(),
         };
         pool.reaper.spawn(reap(Arc::clone(&pool.context), queue, pool.closed.clone()));
-        pool.makers.spawn(fill(
-            Arc::clone(&pool.context),
-            Arc::clone(&pool.ready),
-            config.low_watermark,
-            pool.closing.clone(),
-        ));
+        pool.makers.spawn(fill(Arc::clone(&pool.context), Arc::clone(&pool.ready), pool.closing.clone()));
         Ok(pool)
     }
 
@@ -177,10 +224,11 @@ impl SlotPool {
             self.ready.taken.notify_one();
             return Ok(slot);
         }
+        self.ready.miss();
         let (reply, result) = oneshot::channel();
         let (context, ready, building) =
             (Arc::clone(&self.context), Arc::clone(&self.ready), Arc::clone(&self.building));
-        let (closing, high_watermark) = (self.closing.clone(), self.high_watermark);
+        let closing = self.closing.clone();
         self.makers.spawn(async move {
             // The semaphore is never closed.
             let Ok(_permit) = building.acquire().await else { return };
@@ -188,7 +236,7 @@ impl SlotPool {
                 return;
             }
             if let Err(Ok(unwanted)) = reply.send(create(&context).await) {
-                keep(&ready, unwanted, high_watermark, &closing).await;
+                keep(&ready, unwanted, ready.watermarks.1, &closing).await;
             }
         });
         result.await.unwrap_or(Err(CreateSlotError::Closed))
@@ -270,6 +318,13 @@ impl SlotPool {
         self.closed.cancel();
         self.reaper.close();
         self.reaper.wait().await;
+        // A slot that is left needs the host's rules; the next start has them in its hands.
+        if let Some(egress) = &self.context.egress
+            && self.context.numbers().taken.is_empty()
+            && let Err(error) = egress.remove()
+        {
+            warn!(%error, "cannot remove the host's table of network slots; left to the next start");
+        }
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 }
@@ -319,28 +374,40 @@ async fn keep(ready: &Ready, slot: Slot, most: usize, closing: &CancellationToke
             Some(slot)
         }
     };
-    if let Some(slot) = extra
-        && let Err(error) = slot.close().await
-    {
+    if let Some(slot) = extra {
+        end(slot).await;
+    }
+}
+
+async fn end(unused: Slot) {
+    if let Err(error) = unused.close().await {
         warn!(%error, "cannot close an unused network slot; the reaper goes on");
     }
 }
 
-/// Keeps `least` slots waiting.
-async fn fill(context: Arc<Context>, ready: Arc<Ready>, least: usize, closing: CancellationToken) {
+/// Keeps as many slots waiting as are to wait.
+async fn fill(context: Arc<Context>, ready: Arc<Ready>, closing: CancellationToken) {
     let mut pause = BACKOFF.0;
+    let mut calm = tokio::time::interval_at(tokio::time::Instant::now() + ready.calm, ready.calm);
+    calm.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !closing.is_cancelled() {
         let waiting = ready.slots().len();
-        if waiting >= least {
+        if waiting >= ready.target() {
             tokio::select! {
                 () = ready.taken.notified() => continue,
+                _ = calm.tick() => {
+                    for slot in ready.calm_down() {
+                        end(slot).await;
+                    }
+                    continue;
+                }
                 () = closing.cancelled() => return,
             }
         }
         match create(&context).await {
             Ok(slot) => {
                 pause = BACKOFF.0;
-                keep(&ready, slot, least, &closing).await;
+                keep(&ready, slot, ready.target(), &closing).await;
             }
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "cannot make a network slot ahead of need");

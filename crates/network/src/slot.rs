@@ -1,16 +1,20 @@
 //! One slot: its parts, how they are made, found again and unmade.
 
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use crate::connector::{Door, GuestConnector};
-use crate::error::{AdoptSlotError, CloseSlotError, CreateSlotError, NetlinkError, SlotProblem};
+use crate::egress::{EGRESS, EgressPolicy, Family, SLOT_TABLE, policy_rules, slot_tables};
+use crate::error::{AdoptSlotError, CloseSlotError, CreateSlotError, NetlinkError, SetPolicyError, SlotProblem};
+use crate::host;
 use crate::netns::{self, Inside};
+use crate::nft::Batch;
 use crate::pool::Context;
 
 // Fixed in every slot and part of what a snapshot records: a guest wakes up with them.
@@ -29,7 +33,7 @@ pub const TAP_MAC: [u8; 6] = [0x06, 0x00, 169, 254, 0, 22];
 pub const TAP_NAME: &str = "tap0";
 
 /// The slot's end of the veth pair.
-const VETH_NAME: &str = "veth0";
+pub(crate) const VETH_NAME: &str = "veth0";
 
 /// How a later process of the same node finds a slot again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +87,10 @@ impl Drop for Lease {
 pub struct Slot {
     // Shut before the lease reaps: fields drop in this order.
     door: Shutter,
+    netns: Arc<OwnedFd>,
     netns_path: PathBuf,
+    /// Its tables are those that this process makes; an adopted slot's may be an older one's.
+    current: AtomicBool,
     lease: Lease,
 }
 
@@ -106,7 +113,7 @@ impl Slot {
     /// Makes the slot of `lease`. On an error nothing of it is left (or the reaper has it).
     pub(crate) async fn create(lease: Lease) -> Result<Self, CreateSlotError> {
         match build(&lease.context, lease.index).await {
-            Ok(inside) => Ok(Self::assemble(lease, inside)),
+            Ok(inside) => Ok(Self::assemble(lease, inside, true)),
             Err(error) => {
                 if let Err(leftover) = lease.end().await {
                     warn!(error = %leftover, "cannot undo a half-made network slot; the reaper goes on");
@@ -125,7 +132,7 @@ impl Slot {
         }
         let inside = inspected?;
         debug!(slot = lease.index, "network slot adopted");
-        Ok(Self::assemble(lease, inside))
+        Ok(Self::assemble(lease, inside, false))
     }
 
     async fn inspect(lease: &Lease) -> Result<Inside, AdoptSlotError> {
@@ -151,9 +158,36 @@ impl Slot {
         Ok(inside)
     }
 
-    fn assemble(lease: Lease, inside: Inside) -> Self {
-        let door = Arc::new(Door::new(inside.netns, lease.context.sockets.clone()));
-        Self { door: Shutter(door), netns_path: lease.context.names.netns_path(lease.index), lease }
+    fn assemble(lease: Lease, inside: Inside, current: bool) -> Self {
+        let door = Arc::new(Door::new(Arc::clone(&inside.netns), lease.context.sockets.clone()));
+        let netns_path = lease.context.names.netns_path(lease.index);
+        Self { door: Shutter(door), netns: inside.netns, netns_path, current: AtomicBool::new(current), lease }
+    }
+
+    /// Lets the guest reach what `policy` allows, and nothing else. Until the first call it reaches nothing (an adopted slot:
+    /// what it reached before). New connections meet the old policy or the new one; those that were accepted go on.
+    ///
+    /// Not to be called twice at a time. If the pool has no egress, nothing leaves, whatever the policy. After an error the
+    /// former policy is in force. Cancel safety: if dropped, it is done all the same.
+    pub async fn set_policy(&self, policy: &EgressPolicy) -> Result<(), SetPolicyError> {
+        let netns = Arc::clone(&self.netns);
+        let current = self.current.load(Ordering::Relaxed);
+        let done = match &self.lease.context.egress {
+            Some(egress) => {
+                let rules = policy_rules(policy, egress.config());
+                let batch = Batch::new();
+                let batch = match current {
+                    true => batch.replace_rules(Family::Ipv4, SLOT_TABLE, EGRESS, rules),
+                    false => batch.replace_tables(slot_tables(rules)),
+                };
+                netns::change_rules(netns, batch).await
+            }
+            None if current => Ok(()),
+            None => netns::stop_forwarding(netns).await,
+        };
+        done.map_err(|source| SetPolicyError { index: self.lease.index, source })?;
+        self.current.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// What to keep to find the slot again.
@@ -223,7 +257,7 @@ impl Slot {
 
 /// Makes all parts of slot `index`; on an error, some are left.
 async fn build(context: &Context, index: u32) -> Result<Inside, CreateSlotError> {
-    let inside = netns::create(context.names.netns_path(index)).await?;
+    let inside = netns::create(context.names.netns_path(index), context.egress.is_some()).await?;
     let link = context.names.link(index);
     let (host_address, inner_address) = context.veth.pair(index);
 
@@ -251,6 +285,14 @@ async fn build(context: &Context, index: u32) -> Result<Inside, CreateSlotError>
     let host = async {
         context.host.add_veth(&link, VETH_NAME, inside.netns.as_fd()).await?;
         let host = context.host.index(&link).await?;
+        Ok(host)
+    };
+    let host = host.await.map_err(failed(&link))?;
+    if context.egress.is_some() {
+        let kernel = |source| CreateSlotError::Kernel { doing: "set up", object: link.clone(), source };
+        host::set_up_link(&link).map_err(kernel)?;
+    }
+    let host = async {
         context.host.set_up(host).await?;
         context.host.add_address(host, host_address, 31).await
     };
@@ -258,7 +300,11 @@ async fn build(context: &Context, index: u32) -> Result<Inside, CreateSlotError>
     let veth = async {
         let veth = inner.index(VETH_NAME).await?;
         inner.set_up(veth).await?;
-        inner.add_address(veth, inner_address, 31).await
+        inner.add_address(veth, inner_address, 31).await?;
+        if context.egress.is_some() {
+            inner.add_default_route(veth, host_address).await?;
+        }
+        Ok(())
     };
     veth.await.map_err(failed(VETH_NAME))?;
     Ok(inside)
@@ -273,9 +319,16 @@ pub(crate) async fn destroy(context: &Context, index: u32) -> Result<(), CloseSl
         problems.push(SlotProblem::Link { link, source });
     }
     let path = context.names.netns_path(index);
-    match tokio::task::spawn_blocking(move || netns::remove(&path)).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(problem)) => problems.push(problem),
+    let egress = context.egress.clone();
+    let (_, address) = context.veth.pair(index);
+    let rest = move || {
+        let removed = netns::remove(&path).err();
+        let noted = egress.and_then(|egress| egress.forget(address).err());
+        let noted = noted.map(|source| SlotProblem::Connections { address, source });
+        (removed, noted)
+    };
+    match tokio::task::spawn_blocking(rest).await {
+        Ok((removed, noted)) => problems.extend(removed.into_iter().chain(noted)),
         Err(_) => problems.push(SlotProblem::Netns {
             doing: "remove",
             path: context.names.netns_path(index),

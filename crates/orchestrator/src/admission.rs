@@ -1,17 +1,17 @@
 //! The admission table: what a driver does with an ask, by the phase its sandbox is in.
 //!
 //! ```text
-//!               Deadline  Connect  Resume  Pause  Snapshot  Fork   Rollback  Delete
-//! Creating      wait      wait     busy    busy   busy      busy   busy      begin
-//! Running       begin     begin    begin   begin  begin     begin  begin     begin
-//! Snapshotting  wait      wait     wait    busy   busy      busy   busy      wait
-//! Forking       wait      wait     wait    busy   busy      busy   busy      wait
-//! RollingBack   wait      wait     wait    busy   busy      busy   busy      begin
-//! Pausing       busy      wait     busy    join   busy      busy   busy      wait
-//! Paused        busy      begin    begin   done   busy      busy   busy      begin
-//! Resuming      wait      join     join    busy   busy      busy   busy      begin
-//! Deleting      gone      gone     gone    gone   gone      gone   gone      join
-//! Gone          gone      gone     gone    gone   gone      gone   gone      gone
+//!               Deadline  Connect  Resume  Pause  Snapshot  Fork   Rollback  Network  Delete
+//! Creating      wait      wait     busy    busy   busy      busy   busy      busy     begin
+//! Running       begin     begin    begin   begin  begin     begin  begin     begin    begin
+//! Snapshotting  wait      wait     wait    busy   busy      busy   busy      busy     wait
+//! Forking       wait      wait     wait    busy   busy      busy   busy      busy     wait
+//! RollingBack   wait      wait     wait    busy   busy      busy   busy      busy     begin
+//! Pausing       busy      wait     busy    join   busy      busy   busy      busy     wait
+//! Paused        busy      begin    begin   done   busy      busy   busy      busy     begin
+//! Resuming      wait      join     join    busy   busy      busy   busy      busy     begin
+//! Deleting      gone      gone     gone    gone   gone      gone   gone      gone     join
+//! Gone          gone      gone     gone    gone   gone      gone   gone      gone     gone
 //! ```
 
 use aenv_model::Phase;
@@ -33,13 +33,15 @@ pub enum Ask {
     Fork,
     /// Put a machine of an earlier instant in the place of its own.
     Rollback,
+    /// Change what it may reach.
+    Network,
     /// End it: by the user, by its deadline, by the end of its VMM, or by the node's shutdown.
     Delete,
 }
 
 impl Ask {
     /// Every ask.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Deadline,
         Self::Connect,
         Self::Resume,
@@ -47,6 +49,7 @@ impl Ask {
         Self::Snapshot,
         Self::Fork,
         Self::Rollback,
+        Self::Network,
         Self::Delete,
     ];
 }
@@ -71,7 +74,7 @@ pub enum Verdict {
 /// All of the policy: pure, synchronous, no locks, no clock.
 #[must_use]
 pub fn admit(phase: Phase, ask: Ask) -> Verdict {
-    use Ask::{Connect, Deadline, Delete, Fork, Pause, Resume, Rollback, Snapshot};
+    use Ask::{Connect, Deadline, Delete, Fork, Network, Pause, Resume, Rollback, Snapshot};
     match (phase, ask) {
         (Phase::Running, _) => Verdict::Begin,
 
@@ -99,7 +102,7 @@ pub fn admit(phase: Phase, ask: Ask) -> Verdict {
         (Phase::Deleting | Phase::Gone, _) => Verdict::Gone,
 
         // What needs a machine of its own begins with one that does nothing else.
-        (_, Snapshot | Fork | Rollback) => Verdict::Busy,
+        (_, Snapshot | Fork | Rollback | Network) => Verdict::Busy,
     }
 }
 

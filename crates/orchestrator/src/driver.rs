@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use aenv_durable::{Table, crash_point};
 use aenv_model::{Bytes, Phase, SandboxId};
+use aenv_network::EgressPolicy;
 use aenv_snapshot::Capture;
 use aenv_vmm_driver::MachineExit;
 use jiff::Timestamp;
@@ -44,7 +45,7 @@ use crate::journal::{Journal, Level};
 use crate::message::{CaptureKind, Message, Refusal, Reply};
 use crate::orchestrator::Parts;
 use crate::resources::{Resources, SandboxRow, Stage, chain};
-use crate::sandbox::{CreateError, Ended, HowToPause, OnExpiry, SandboxSpec, Source, StartTimes, Taken};
+use crate::sandbox::{AskError, CreateError, Ended, HowToPause, OnExpiry, SandboxSpec, Source, StartTimes, Taken};
 use crate::seams::GuestDialer;
 use crate::stages::Stages;
 use crate::start::{Start, awaken, start};
@@ -65,6 +66,8 @@ pub(crate) struct Status {
     pub(crate) unresponsive: bool,
     /// Where the time of the last start went.
     pub(crate) start_times: StartTimes,
+    /// What it may reach.
+    pub(crate) egress: Arc<EgressPolicy>,
     /// The way in, while traffic flows.
     pub(crate) live: Option<Live>,
 }
@@ -273,6 +276,7 @@ impl Driver {
             disk_only: false,
             unresponsive: false,
             start_times,
+            egress: Arc::new(self.spec.egress.clone()),
             live,
         });
     }
@@ -340,6 +344,11 @@ impl Driver {
                 }
                 Message::Capture { kind, reply } => return Next::Capture { kind, reply },
                 Message::Rollback { capture, reply } => return Next::RollBack { capture, reply },
+                Message::Network { policy, reply } => {
+                    let changed = self.set_network(policy).await;
+                    let id = self.id;
+                    _ = reply.send(changed.map_err(|why| Refusal::Failed(AskError::Network { id, why })));
+                }
                 Message::Delete { why, reply } => {
                     self.inbox.deleters.push(reply);
                     return Next::End(why);
@@ -375,7 +384,10 @@ impl Driver {
             match message {
                 Message::Start { life, reply, .. } => return Next::Resume { life, askers: vec![reply] },
                 Message::Pause { reply, .. } => _ = reply.send(Ok(false)),
-                message @ (Message::Deadline { .. } | Message::Capture { .. } | Message::Rollback { .. }) => {
+                message @ (Message::Deadline { .. }
+                | Message::Capture { .. }
+                | Message::Rollback { .. }
+                | Message::Network { .. }) => {
                     message.refuse(Refusal::Busy(Phase::Paused));
                 }
                 Message::Delete { why, reply } => {
@@ -384,6 +396,26 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Changes what the guest may reach, for the next server too. If that could not be told, it is changed back.
+    async fn set_network(&mut self, policy: EgressPolicy) -> Result<(), String> {
+        let slot = self.resources.slot.as_ref().ok_or("it has no network")?;
+        slot.set_policy(&policy).await.map_err(|error| chain(&error))?;
+        let spec = SandboxSpec { egress: policy, ..self.row.spec.clone() };
+        let row = SandboxRow { spec, ..self.row.clone() };
+        if let Err(error) = self.rows.put(self.id.to_string(), row.clone()).await {
+            if let Err(error) = slot.set_policy(&self.spec.egress).await {
+                warn!(sandbox_id = %self.id, error = chain(&error), "a change of network could not be undone");
+            }
+            return Err(chain(&error));
+        }
+        self.row = row;
+        self.spec = Arc::new(self.row.spec.clone());
+        let egress = Arc::new(self.spec.egress.clone());
+        self.status.send_modify(|status| status.egress = egress);
+        self.journal.note(Level::Info, "network changed", &[]);
+        Ok(())
     }
 
     /// Sets the deadline, for the next server too.

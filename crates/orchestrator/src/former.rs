@@ -169,6 +169,10 @@ async fn running(
             return Err(chain(&error));
         }
     };
+    // Its rules are in force; this node's may be others by now.
+    if let Err(error) = slot.set_policy(&row.spec.egress).await {
+        error!(sandbox_id = %id, error = chain(&error), "what a sandbox may reach stays as a former server had it");
+    }
     if let Some(base) = &base {
         if base.state().is_some()
             && let Err(error) = base.memory().await

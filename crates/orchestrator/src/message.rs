@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aenv_model::Phase;
+use aenv_network::EgressPolicy;
 use aenv_snapshot::Capture;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
@@ -39,6 +40,8 @@ pub(crate) enum Message {
     Capture { kind: CaptureKind, reply: Reply<Taken> },
     /// Put the machine of a capture in the place of its own.
     Rollback { capture: Capture, reply: Reply<()> },
+    /// Change what it may reach.
+    Network { policy: EgressPolicy, reply: Reply<()> },
     /// End it.
     Delete { why: Ended, reply: DeleteReply },
 }
@@ -78,6 +81,7 @@ impl Message {
             Self::Capture { kind: CaptureKind::Snapshot { .. }, .. } => Ask::Snapshot,
             Self::Capture { kind: CaptureKind::Fork, .. } => Ask::Fork,
             Self::Rollback { .. } => Ask::Rollback,
+            Self::Network { .. } => Ask::Network,
             Self::Delete { .. } => Ask::Delete,
         }
     }
@@ -88,7 +92,7 @@ impl Message {
             Self::Deadline { reply, .. } => _ = reply.send(Err(refusal)),
             Self::Start { reply, .. } | Self::Pause { reply, .. } => _ = reply.send(Err(refusal)),
             Self::Capture { reply, .. } => _ = reply.send(Err(refusal)),
-            Self::Rollback { reply, .. } => _ = reply.send(Err(refusal)),
+            Self::Rollback { reply, .. } | Self::Network { reply, .. } => _ = reply.send(Err(refusal)),
             Self::Delete { reply, .. } => _ = reply.send(Ok(())),
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use aenv_block_device::{DiskRecord, DiskStore};
 use aenv_durable::{Row, Store, StoreError, Table};
 use aenv_model::{Bytes, CaptureId, LeaseId, Phase, SandboxId};
+use aenv_network::EgressPolicy;
 use aenv_snapshot::{Capture, CaptureStore};
 use aenv_tasks::{StillRunning, TaskScope};
 use aenv_vmm_driver::{DiskLimit, Vmm};
@@ -164,6 +165,7 @@ impl Entry {
             start_times: status.start_times,
             access_token: self.access_token.clone(),
             traffic_token: self.traffic_token.clone(),
+            egress: Arc::clone(&status.egress),
         }
     }
 
@@ -253,7 +255,8 @@ impl Orchestrator {
         let disk_only = rested.as_ref().is_some_and(|capture| capture.state().is_none());
         let (end_at, disk_size, unresponsive) = (row.end_at, row.disk_size, row.unresponsive);
         let start_times = StartTimes::default();
-        let status = Status { phase, end_at, disk_size, disk_only, unresponsive, start_times, live: None };
+        let egress = Arc::new(spec.egress.clone());
+        let status = Status { phase, end_at, disk_size, disk_only, unresponsive, start_times, egress, live: None };
         let (status, status_reader) = watch::channel(status);
         let (inbox, incoming) = mpsc::channel(INBOX);
         let journal = Arc::new(Journal::new(inner.parts.serial_log(id)));
@@ -521,6 +524,13 @@ impl Orchestrator {
     /// Cancel safety: if dropped, it is paused all the same.
     pub async fn pause(&self, id: SandboxId, how: HowToPause) -> Result<bool, AskError> {
         self.ask(id, "pause", |reply| Message::Pause { how, reply }).await
+    }
+
+    /// Changes what a running sandbox may reach. Connections that it has go on.
+    ///
+    /// Cancel safety: if dropped, it is done all the same.
+    pub async fn set_network(&self, id: SandboxId, policy: EgressPolicy) -> Result<(), AskError> {
+        self.ask(id, "change the network of", |reply| Message::Network { policy, reply }).await
     }
 
     /// Copies a running sandbox, which stands still for a moment. Whoever asks keeps the capture, or dooms it. `disk_only`:

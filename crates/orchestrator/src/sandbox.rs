@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aenv_model::{Bytes, LeaseId, MachineShape, Phase, SandboxId, TemplateId};
+use aenv_network::EgressPolicy;
 use aenv_snapshot::{Capture, CaptureError};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub struct SandboxSpec {
     pub secure: bool,
     /// Other ports ask for a token.
     pub private_traffic: bool,
+    /// What it may reach. Changes while it runs.
+    #[serde(default)]
+    pub egress: EgressPolicy,
     /// What its deadline does.
     pub on_expiry: OnExpiry,
     /// Traffic resumes it.
@@ -83,6 +87,7 @@ impl SandboxSpec {
             timeout: None,
             secure: false,
             private_traffic: true,
+            egress: EgressPolicy::default(),
             on_expiry: OnExpiry::Delete,
             auto_resume: false,
             idle_timeout: None,
@@ -208,6 +213,8 @@ pub struct SandboxInfo {
     pub access_token: Option<String>,
     /// Token of other ports, for private sandboxes.
     pub traffic_token: Option<String>,
+    /// What it may reach.
+    pub egress: Arc<EgressPolicy>,
 }
 
 /// What sandboxes own outside the server's memory.
@@ -323,6 +330,9 @@ pub enum AskError {
     /// No machine could be put in the place of its own. It runs on.
     #[error("sandbox {id} could not be rolled back")]
     Rollback { id: SandboxId, source: Arc<CreateError> },
+    /// What it may reach could not be changed. It is as it was.
+    #[error("the network of sandbox {id} could not be changed: {why}")]
+    Network { id: SandboxId, why: String },
     /// It could not be started again. It stays paused.
     #[error("sandbox {id} could not be resumed")]
     Resume { id: SandboxId, source: Arc<CreateError> },

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aenv_network::{AdoptSlotError, GuestConnector, Slot, SlotPool, SlotRecord};
+use aenv_network::{AdoptSlotError, EgressPolicy, GuestConnector, Slot, SlotPool, SlotRecord};
 use aenv_vmm_driver::NicSpec;
 use async_trait::async_trait;
 use tokio::net::TcpStream;
@@ -20,6 +20,8 @@ pub struct GuestBoot {
     pub initramfs: PathBuf,
     /// Arguments this kernel wants on any VMM.
     pub cmdline: String,
+    /// The resolver that guests are told.
+    pub resolver: Option<Ipv4Addr>,
 }
 
 /// Addresses of a guest's network device.
@@ -66,6 +68,9 @@ pub trait SlotLease: Send + Sync + Debug + 'static {
     fn address(&self) -> GuestAddress;
     /// How the host reaches the guest.
     fn dialer(&self) -> Arc<dyn GuestDialer>;
+    /// Lets the guest reach what `policy` allows, and nothing else; before the first call it reaches nothing. Not to be called
+    /// twice at a time. After an error what was before holds.
+    async fn set_policy(&self, policy: &EgressPolicy) -> io::Result<()>;
     /// How [`Slots::adopt`] finds the slot again; `None` if it does not outlive the server, or was released.
     fn record(&self) -> Option<SlotRecord> {
         None
@@ -138,6 +143,13 @@ impl SlotLease for LeasedSlot {
 
     fn dialer(&self) -> Arc<dyn GuestDialer> {
         Arc::clone(&self.connector) as Arc<dyn GuestDialer>
+    }
+
+    async fn set_policy(&self, policy: &EgressPolicy) -> io::Result<()> {
+        match &self.slot {
+            Some(slot) => slot.set_policy(policy).await.map_err(io::Error::other),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     fn record(&self) -> Option<SlotRecord> {

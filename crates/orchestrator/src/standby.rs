@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aenv_model::{CaptureId, MachineShape, SandboxId};
+use aenv_network::EgressPolicy;
 use aenv_snapshot::Capture;
 use serde::Deserialize;
 use tokio::sync::Notify;
@@ -148,6 +149,7 @@ impl Orchestrator {
                 metadata: BTreeMap::new(),
                 defaults: GuestDefaults::default(),
                 secure: false,
+                egress: EgressPolicy::sealed(), // whose it will be says more
                 lease: None,
                 internal: true,
                 ..spec.clone()

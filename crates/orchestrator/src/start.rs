@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -118,9 +119,12 @@ pub(crate) async fn start(
     // None of these waits for another, and each puts what it has made where a release finds it.
     resources.disk = Some(row.disk.clone());
     let slot = async {
-        if resources.slot.is_none() {
-            resources.slot = Some(stage.run("get a network slot", parts.slots.acquire()).await?);
-        }
+        let slot = match resources.slot.take() {
+            Some(slot) => slot,
+            None => stage.run("get a network slot", parts.slots.acquire()).await?,
+        };
+        let slot = resources.slot.insert(slot);
+        stage.run("set what it may reach", slot.set_policy(&spec.egress)).await?;
         Ok::<_, CreateError>(())
     };
     let disk = make_disk(parts, &stage, &row.disk.name, &way);
@@ -148,7 +152,7 @@ pub(crate) async fn start(
         Way::BootDisk(_) | Way::BootImage(_) => BootFiles {
             kernel: parts.boot.kernel.clone(),
             initramfs: parts.boot.initramfs.clone(),
-            cmdline: format!("{} {}", parts.boot.cmdline, boot_params(id, address)),
+            cmdline: format!("{} {}", parts.boot.cmdline, boot_params(id, address, parts.boot.resolver)),
         },
     };
     row.boot = Some(boot.clone());
@@ -203,6 +207,7 @@ pub(crate) async fn awaken(start: &Start<'_>, resources: &Resources) -> Result<S
     let stage = start.stage();
     let gone = || stage.failed("let the machine go on")(io::Error::from(io::ErrorKind::NotFound));
     let (machine, slot) = (resources.machine.as_ref().ok_or_else(gone)?, resources.slot.as_ref().ok_or_else(gone)?);
+    stage.run("set what it may reach", slot.set_policy(&start.spec.egress)).await?;
     stage.run("let the machine go on", machine.resume_vcpus()).await?;
     let goes = begun.elapsed();
     start.await_guest(slot.dialer().as_ref(), machine.exit(), true).await?;
@@ -289,13 +294,13 @@ async fn make_disk(parts: &Parts, stage: &Stage<'_>, name: &str, way: &Way) -> R
     }
 }
 
-fn boot_params(id: SandboxId, address: GuestAddress) -> BootParams {
+fn boot_params(id: SandboxId, address: GuestAddress, dns: Option<Ipv4Addr>) -> BootParams {
     BootParams {
         root: "/dev/vda".to_owned(),
         address: address.address,
         prefix: address.prefix,
         gateway: address.gateway,
-        dns: None,
+        dns,
         hostname: hostname(id),
     }
 }

@@ -183,12 +183,14 @@ impl Node {
 
         let importer = importer(&config, cache.clone(), storage.client()).await?;
 
+        let egress = config.network.egress();
+        let resolver = egress.resolver.filter(|_| egress.enabled);
         let slots = SlotPool::start(aenv_network::NetworkConfig {
-            run_dir: layout.slots.clone(),
-            tag,
             veth_cidr: config.network.internal.veth_cidr,
             low_watermark: config.pool.low_watermark,
             high_watermark: config.pool.high_watermark,
+            egress,
+            ..aenv_network::NetworkConfig::new(layout.slots.clone(), tag)
         });
         let slots = Arc::new(slots.await.context("start the network")?);
         let orchestrator = Orchestrator::start(
@@ -202,7 +204,7 @@ impl Node {
                 disks,
                 captures: captures.clone(),
                 disk_limit: config.machine.disk_rate_limit.limit(),
-                boot: GuestBoot { kernel: kit.kernel, initramfs: kit.initramfs, cmdline: kit.cmdline },
+                boot: GuestBoot { kernel: kit.kernel, initramfs: kit.initramfs, cmdline: kit.cmdline, resolver },
                 run_dir: layout.sandboxes.clone(),
                 serial_dir: layout.serial,
                 seed: seed.clone(),

@@ -3,6 +3,7 @@
 
 mod envd;
 mod judge;
+mod network;
 mod storage;
 
 use anyhow::{Result, bail};
@@ -26,6 +27,8 @@ enum Bench {
     Lifecycle,
     /// The guest agent on this host, without a machine, against what the host can do.
     Envd,
+    /// Network slots, and policies that are replaced.
+    Network,
     /// Layered storage against what the host can do: every row has a peer in the same run, and a bound.
     Storage,
 }
@@ -33,7 +36,7 @@ enum Bench {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     bench: Bench,
-    /// Only these rows of the envd or storage bench.
+    /// Only these rows of the envd, network or storage bench.
     rows: Vec<String>,
     /// One JSON object on standard output instead of a table.
     #[arg(long)]
@@ -48,9 +51,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Bench::Boot => against_a_node("boot", args),
         Bench::Exec => against_a_node("exec", args),
         Bench::Lifecycle => against_a_node("lifecycle", args),
-        Bench::Envd if args.samples.is_some() => bail!("the envd bench has rounds of its own, no --samples"),
+        Bench::Envd | Bench::Network | Bench::Storage if args.samples.is_some() => {
+            bail!("this bench has rounds of its own, no --samples")
+        }
         Bench::Envd => envd::run(&args.rows, args.json),
-        Bench::Storage if args.samples.is_some() => bail!("the storage bench has rounds of its own, no --samples"),
+        Bench::Network => network::run(&args.rows, args.json),
         Bench::Storage => storage::run(&args.rows, args.json),
     }
 }
@@ -58,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Starts a node with the first image and lets the measuring client of the end-to-end crate loose on it.
 fn against_a_node(name: &str, args: &Args) -> Result<()> {
     if !args.rows.is_empty() {
-        bail!("only the envd and storage benches have rows to choose from");
+        bail!("only the envd, network and storage benches have rows to choose from");
     }
     let (artifacts, image) = setup::everything(Profile::Release)?;
     Run::cargo().args(["build", "--quiet", "--release", "-p", "aenv-e2e", "--bin", "aenv-bench"]).run()?;

@@ -3,6 +3,7 @@
 mod ahead;
 mod captures;
 mod lives;
+mod network;
 mod observed;
 mod simulation;
 mod starts;

@@ -11,7 +11,7 @@ pub(crate) use std::time::Duration;
 pub(crate) use aenv_block_device::{CreateDiskError, Disk, DiskRecord, DiskStore};
 pub(crate) use aenv_durable::Store;
 pub(crate) use aenv_model::{Bytes, MachineShape, Phase, SandboxId, TemplateId};
-pub(crate) use aenv_network::SlotRecord;
+pub(crate) use aenv_network::{EgressPolicy, SlotRecord};
 pub(crate) use aenv_orchestrator::{
     AskError, BlanksConfig, CreateError, DeleteError, Ended, EnvdConfig, Former, GuestAddress, GuestBoot,
     GuestDefaults, GuestDialer, HowToPause, Image, Keep, NewSandbox, OnExpiry, OnStop, Orchestrator,
@@ -47,6 +47,8 @@ pub(crate) struct Guest {
     pub(crate) commands: Arc<AtomicUsize>,
     /// How often it was asked what it uses.
     pub(crate) samples: Arc<AtomicUsize>,
+    /// What its slots were told that it may reach, in order.
+    pub(crate) policies: Arc<Mutex<Vec<EgressPolicy>>>,
 }
 
 impl Guest {
@@ -57,6 +59,7 @@ impl Guest {
             healthy: Arc::new(AtomicBool::new(true)),
             silent: Arc::default(),
             inits: Arc::default(),
+            policies: Arc::default(),
             commands: Arc::default(),
             samples: Arc::default(),
         };
@@ -143,6 +146,10 @@ impl SlotLease for FakeSlot {
     }
     fn dialer(&self) -> Arc<dyn GuestDialer> {
         Arc::new(self.guest.clone())
+    }
+    async fn set_policy(&self, policy: &EgressPolicy) -> io::Result<()> {
+        self.guest.policies.lock().unwrap().push(policy.clone());
+        Ok(())
     }
     fn record(&self) -> Option<SlotRecord> {
         Some(SlotRecord { tag: "fake".into(), index: 1 })
@@ -258,7 +265,12 @@ impl Bench {
             disks: disks.clone(),
             blanks: BlanksConfig::default(),
             captures: captures.clone(),
-            boot: GuestBoot { kernel: dir.join("kernel"), initramfs: dir.join("initramfs"), cmdline: "quiet".into() },
+            boot: GuestBoot {
+                kernel: dir.join("kernel"),
+                initramfs: dir.join("initramfs"),
+                cmdline: "quiet".into(),
+                resolver: None,
+            },
             run_dir: dir.join("run"),
             disk_limit: DiskLimit::default(),
             serial_dir: dir.join("serial"),
@@ -298,6 +310,7 @@ impl Bench {
             timeout: None,
             secure: true,
             private_traffic: false,
+            egress: EgressPolicy::default(),
             on_expiry: OnExpiry::Delete,
             auto_resume: false,
             idle_timeout: None,

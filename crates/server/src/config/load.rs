@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use aenv_network::GUEST_LINK;
 use serde::Deserialize as _;
 use toml::{Table, Value};
 
-use super::{BackendKind, Config};
+use super::{BackendKind, Config, InternalNetworkConfig, NetworkConfig};
 
 /// File read when nobody names one; it may be absent.
 const DEFAULT_FILE: &str = "config/default.toml";
@@ -82,6 +83,11 @@ const KEYS: &[&str] = &[
     "machine.disk_rate_limit.iops_burst",
     "machine.mem_size_mib",
     "machine.vcpu_count",
+    "network.egress.always_denied_cidrs",
+    "network.egress.enabled",
+    "network.egress.resolver",
+    "network.egress.set_ip_forward",
+    "network.internal.host_interaction_cidr",
     "network.internal.veth_cidr",
     "node_identity.cluster_id",
     "node_identity.node_id",
@@ -236,6 +242,7 @@ fn check(config: &mut Config) -> Result<(), (&'static str, String)> {
             format!("expected at most high_watermark ({})", config.pool.high_watermark),
         ));
     }
+    check_network(&config.network)?;
     let limit = &config.machine.disk_rate_limit;
     if limit.enabled {
         let buckets = [
@@ -281,6 +288,30 @@ fn check(config: &mut Config) -> Result<(), (&'static str, String)> {
         }
     }
     config.sandbox_proxy.domains = domains;
+    Ok(())
+}
+
+/// Addresses of ours are enough, and nobody has two meanings.
+fn check_network(network: &NetworkConfig) -> Result<(), (&'static str, String)> {
+    const HOST_INTERACTION: &str = "network.internal.host_interaction_cidr";
+    const VETH: &str = "network.internal.veth_cidr";
+    let InternalNetworkConfig { host_interaction_cidr, veth_cidr } = network.internal;
+    for (key, block, least) in [(HOST_INTERACTION, host_interaction_cidr, 32_768), (VETH, veth_cidr, 65_536)] {
+        if block.size() < least {
+            return Err((key, format!("{} addresses, expected at least {least}", block.size())));
+        }
+        if block.net().contains(&GUEST_LINK) || GUEST_LINK.contains(&block.net()) {
+            return Err((key, format!("overlaps {GUEST_LINK}, the link of every guest")));
+        }
+    }
+    if veth_cidr.net().contains(&host_interaction_cidr.net()) || host_interaction_cidr.net().contains(&veth_cidr.net())
+    {
+        return Err((VETH, format!("overlaps host_interaction_cidr ({host_interaction_cidr})")));
+    }
+    let resolver = network.egress.resolver.filter(|address| address.is_loopback() || address.is_unspecified());
+    if let Some(address) = resolver {
+        return Err(("network.egress.resolver", format!("{address} means another host to each guest")));
+    }
     Ok(())
 }
 
@@ -403,6 +434,28 @@ mod tests {
         assert!(error.contains("posix_fs") && error.contains("oss"), "{error}");
         let error = read("[machine]\nvcpu_count = 0").unwrap_err().to_string();
         assert!(error.contains("machine.vcpu_count = 0: expected at least 1"), "{error}");
+    }
+
+    #[test]
+    fn networks_that_overlap_or_are_too_small_are_told_which() {
+        let internal = |text: &str| read(&format!("[network.internal]\n{text}")).unwrap_err().to_string();
+        let error = internal("veth_cidr = \"10.12.0.0/17\"");
+        assert!(error.contains("network.internal.veth_cidr = \"10.12.0.0/17\": 32768 addresses"), "{error}");
+        let error = internal("veth_cidr = \"10.10.0.0/15\"");
+        assert!(
+            error.contains("veth_cidr = \"10.10.0.0/15\": overlaps host_interaction_cidr (10.11.0.0/16)"),
+            "{error}"
+        );
+        let error = internal("host_interaction_cidr = \"169.254.0.0/16\"");
+        assert!(error.contains("host_interaction_cidr") && error.contains("169.254.0.20/30"), "{error}");
+        let error = read("[network.egress]\nresolver = \"127.0.0.1\"").unwrap_err().to_string();
+        assert!(error.contains("network.egress.resolver = \"127.0.0.1\""), "{error}");
+        let error = read("[network.egress]\nalways_denied_cidrs = [\"10.0.0.0/8\", \"x\"]").unwrap_err().to_string();
+        assert!(error.contains("network.egress.always_denied_cidrs"), "{error}");
+        let loaded = read("[network.egress]\nalways_denied_cidrs = []\nresolver = \"192.0.2.1\"").unwrap();
+        let egress = loaded.config.network.egress();
+        assert_eq!((egress.always_denied.len(), egress.internal.len(), egress.enabled), (0, 1, true));
+        assert_eq!(read("").unwrap().config.network.egress.always_denied_cidrs.len(), 6);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use aenv_block_client::ExportChoice;
 use aenv_image::{CacheConfig, GcConfig, ImporterConfig, RegistryPrefix};
 use aenv_model::{Bytes, MachineShape};
-use aenv_network::Ipv4Block;
+use aenv_network::{EgressConfig, Ipv4Block, Ipv4Net};
 use aenv_orchestrator::{BlanksConfig, EnvdConfig, OrchestratorConfig, StandbyConfig};
 use aenv_template::TemplateConfig;
 use aenv_vmm_driver::{DiskLimit, RateLimit};
@@ -245,12 +245,53 @@ impl Default for PoolConfig {
 pub struct NetworkConfig {
     /// Addresses of ours on the host.
     pub internal: InternalNetworkConfig,
+    /// What may leave sandboxes.
+    pub egress: EgressNetworkConfig,
+}
+
+/// `[network.egress]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct EgressNetworkConfig {
+    /// Whether anything may leave. If not, nothing of the host is changed for it, and sandboxes reach nothing.
+    pub enabled: bool,
+    /// Whether the host's `net.ipv4.ip_forward` is switched on if it is off.
+    pub set_ip_forward: bool,
+    /// Networks that no sandbox reaches, whatever its policy.
+    pub always_denied_cidrs: Vec<Ipv4Net>,
+    /// The sandboxes' resolver; default: the host's first that is not on loopback, else 8.8.8.8.
+    pub resolver: Option<Ipv4Addr>,
+}
+
+impl Default for EgressNetworkConfig {
+    fn default() -> Self {
+        let EgressConfig { enabled, set_ip_forward, always_denied, resolver, internal: _ } = EgressConfig::default();
+        Self { enabled, set_ip_forward, always_denied_cidrs: always_denied, resolver }
+    }
+}
+
+impl NetworkConfig {
+    /// What the network itself is told.
+    #[must_use]
+    pub fn egress(&self) -> EgressConfig {
+        let EgressNetworkConfig { enabled, set_ip_forward, always_denied_cidrs, resolver } = self.egress.clone();
+        EgressConfig {
+            enabled,
+            set_ip_forward,
+            always_denied: always_denied_cidrs,
+            internal: vec![self.internal.host_interaction_cidr.net()],
+            resolver: Some(resolver.unwrap_or_else(aenv_network::host_resolver)),
+        }
+    }
 }
 
 /// `[network.internal]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
 pub struct InternalNetworkConfig {
+    /// Addresses of sandboxes for others on the host; no sandbox reaches them (`10.11.0.0/16`).
+    #[serde(deserialize_with = "parsed")]
+    pub host_interaction_cidr: Ipv4Block,
     /// Where the two addresses of each slot's veth pair come from (`10.12.0.0/16`).
     #[serde(deserialize_with = "parsed")]
     pub veth_cidr: Ipv4Block,
@@ -258,7 +299,7 @@ pub struct InternalNetworkConfig {
 
 impl Default for InternalNetworkConfig {
     fn default() -> Self {
-        Self { veth_cidr: Ipv4Block::DEFAULT_VETH }
+        Self { host_interaction_cidr: Ipv4Block::DEFAULT_HOST_INTERACTION, veth_cidr: Ipv4Block::DEFAULT_VETH }
     }
 }
 

@@ -14,7 +14,7 @@ use axum::response::Response;
 use super::App;
 use super::body::JsonBody;
 use super::error::ApiError;
-use super::sandboxes::{created, guest_defaults, on_expiry, refuse_network};
+use super::sandboxes::{created, egress, guest_defaults, on_expiry};
 
 /// A root disk's size is a multiple of this many MiB, and no less.
 const DISK_STEP_MIB: u32 = 1024;
@@ -25,7 +25,7 @@ pub(super) async fn create(
     JsonBody(request): JsonBody<NewColdSandbox>,
 ) -> Result<Response, ApiError> {
     let network = request.network.clone().unwrap_or_default();
-    refuse_network(&network)?;
+    let egress = egress("network.", &network, request.allow_internet_access)?;
     let checks = [
         ("attachedDrives", !request.attached_drives.is_empty()),
         ("volumeMounts", !request.volume_mounts.is_empty()),
@@ -53,6 +53,7 @@ pub(super) async fn create(
         timeout: request.timeout.map(|secs| Duration::from_secs(secs.into())),
         secure: request.secure.unwrap_or(false),
         private_traffic: network.allow_public_traffic == Some(false),
+        egress,
         on_expiry: on_expiry(request.auto_pause, None, request.auto_resume)?,
         auto_resume: request.auto_resume.is_some_and(|auto| auto.enabled),
         idle_timeout: None,

@@ -161,7 +161,9 @@ impl From<AskError> for ApiError {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, format!("{error}: {source}; it runs on"))
             }
             AskError::Capture { .. } => Self::internal(&error, "internal_server_error", format!("{error}; it runs on")),
-            AskError::Unrecorded { .. } => Self::internal(&error, "internal_server_error", error.to_string()),
+            AskError::Unrecorded { .. } | AskError::Network { .. } => {
+                Self::internal(&error, "internal_server_error", error.to_string())
+            }
             AskError::Resume { source, .. } => Self::not_restored(&error, source, "it stays paused"),
             AskError::Rollback { source, .. } => Self::not_restored(&error, source, "it runs on as it was"),
         }

@@ -47,7 +47,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, patch, post};
+use axum::routing::{delete, get, patch, post, put};
 use axum::{Json, Router};
 
 use crate::audit::Audit;
@@ -125,6 +125,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v2/sandboxes/{id}/connect", post(sandboxes::connect_v2))
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/network", put(sandboxes::set_network))
         .route("/sandboxes/{id}/fork", post(sandboxes::fork))
         .route("/sandboxes/{id}/rollback", post(sandboxes::roll_back))
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
@@ -159,8 +160,6 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v2/templates/{id}/builds/{build}", post(builds::start))
         .route("/templates/{id}/builds/{build}/status", get(builds::status))
         .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
-        // Known calls of the API that this version does not have: a client learns which, and that it is not a typo.
-        .route("/sandboxes/{id}/network", axum::routing::put(unsupported))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
@@ -168,7 +167,7 @@ pub(crate) fn router(app: App) -> Router {
     Router::new()
         .route("/health", get(health).fallback(no_method))
         .route("/metrics", get(scrape::show).fallback(no_method))
-        .route("/uploads/{hash}", axum::routing::put(uploads::receive).fallback(no_method))
+        .route("/uploads/{hash}", put(uploads::receive).fallback(no_method))
         .route("/openapi.json", get(openapi::show).fallback(no_method))
         .route("/docs", get(openapi::page).fallback(no_method))
         .route_layer(middleware::from_fn(scrape::note_route))
@@ -204,11 +203,6 @@ async fn no_route(request: Request) -> ApiError {
 async fn no_method(request: Request) -> ApiError {
     let message = format!("{} has no method {}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
-}
-
-async fn unsupported(request: Request) -> ApiError {
-    let message = format!("{} {} is not supported by this version", request.method(), request.uri().path());
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, message)
 }
 
 /// A page of a list: the items, and the token of the next page as a header while there is one.

@@ -8,10 +8,11 @@ use std::sync::LazyLock;
 use aenv_api::{
     AliasAnswer, ApiErrorBody, ApiKeyInfo, AssignTags, AssignedTags, Batch, BuildLogs, BuildStatus, ConnectRequest,
     CreatedApiKey, ExecuteRequest, Executed, FilesLink, ForkRequest, ForkResult, Lease, LeaseRenewal, ListedSandbox,
-    NewApiKey, NewBatch, NewColdSandbox, NewSandbox, NewSnapshot, Node, PauseRequest, RefreshRequest, RemoveTags,
-    RenamedApiKey, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxLogs, SandboxLogsV2, SandboxMetric,
-    SandboxesWithMetrics, SnapshotInfo, Team, Template, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
-    TemplateNames, TemplateTag, TemplateUpdate, TemplateWithBuilds, TimeoutRequest, WriteFileRequest, WrittenFile,
+    NetworkUpdate, NewApiKey, NewBatch, NewColdSandbox, NewSandbox, NewSnapshot, Node, PauseRequest, RefreshRequest,
+    RemoveTags, RenamedApiKey, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxLogs, SandboxLogsV2,
+    SandboxMetric, SandboxesWithMetrics, SnapshotInfo, Team, Template, TemplateBuildStartV2, TemplateCreateV3,
+    TemplateCreated, TemplateNames, TemplateTag, TemplateUpdate, TemplateWithBuilds, TimeoutRequest, WriteFileRequest,
+    WrittenFile,
 };
 use axum::http::header;
 use axum::response::{Html, IntoResponse, Response};
@@ -175,6 +176,7 @@ fn calls() -> Vec<Call> {
         sandbox("post", "/v2/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer").takes::<ConnectRequest>().answers::<Sandbox>(200),
         sandbox("post", "/sandboxes/{id}/pause", "Pause it").takes::<PauseRequest>(),
         sandbox("post", "/sandboxes/{id}/resume", "Resume it; deprecated, connect does").takes::<ResumeRequest>().answers::<Sandbox>(201),
+        sandbox("put", "/sandboxes/{id}/network", "Change what it may reach: all of it, also what is not named").takes::<NetworkUpdate>(),
         sandbox("post", "/sandboxes/{id}/fork", "Copy it into children that run").takes::<ForkRequest>().answers::<Vec<ForkResult>>(201),
         sandbox("post", "/sandboxes/{id}/rollback", "Go back to one of its snapshots, in place").takes::<RollbackRequest>().answers::<Sandbox>(200),
         sandbox("get", "/sandboxes/{id}/custom-extension-params", "What extensions keep of it").answers::<Map<String, Value>>(200),

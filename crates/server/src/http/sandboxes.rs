@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use aenv_api::{
     ConnectRequest, Cursor, ForkRequest, ForkResult, KeyScope, Lifecycle, ListFilter, ListQuery, ListedSandbox,
-    NetworkConfig, NewSandbox, OnTimeout, Order, PauseMode, PauseRequest, RefreshRequest, ResumeRequest,
+    NetworkConfig, NetworkUpdate, NewSandbox, OnTimeout, Order, PauseMode, PauseRequest, RefreshRequest, ResumeRequest,
     RollbackRequest, Sandbox, SandboxDetail, SandboxState, TimeoutRequest, paginate,
 };
 use aenv_image::ImageConfig;
 use aenv_model::SandboxId;
+use aenv_network::{Destination, EgressPolicy};
 use aenv_orchestrator::{
     GuestDefaults, HowToPause, Image, OnExpiry, OperationStage, SandboxInfo, SandboxSpec, Source, StartTimes,
 };
@@ -74,10 +75,11 @@ pub(super) async fn wanted(
     secure: bool,
 ) -> Result<aenv_orchestrator::NewSandbox, ApiError> {
     refuse_unsupported(&request)?;
+    let network = request.network.clone().unwrap_or_default();
+    let egress = egress("network.", &network, request.allow_internet_access)?;
     let on_expiry = on_expiry(request.auto_pause, request.auto_pause_memory, request.auto_resume)?;
     let resolved = Box::pin(app.templates.resolve(&request.template_id));
     let template = app.orchestrator.stages().time(OperationStage::LOAD_SNAPSHOT, resolved).await?;
-    let network = request.network.unwrap_or_default();
     let spec = SandboxSpec {
         defaults: guest_defaults(&template.config, request.env_vars),
         template: template.id,
@@ -87,6 +89,7 @@ pub(super) async fn wanted(
         timeout: request.timeout.map(|secs| Duration::from_secs(secs.into())),
         secure,
         private_traffic: network.allow_public_traffic == Some(false),
+        egress,
         on_expiry,
         auto_resume: request.auto_resume.is_some_and(|auto| auto.enabled),
         idle_timeout: idle_timeout(request.idle_timeout)?,
@@ -147,7 +150,6 @@ fn server_timing(times: &StartTimes) -> [(&'static str, String); 1] {
 
 /// Fields that the API has and this version has not. What asks for nothing beyond what happens anyway is let through.
 fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
-    refuse_network(&request.network.clone().unwrap_or_default())?;
     let checks = [
         ("mcp", request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null())),
         ("iam", request.iam.as_ref().is_some_and(|iam| !iam.is_null())),
@@ -160,8 +162,9 @@ fn refuse_unsupported(request: &NewSandbox) -> Result<(), ApiError> {
     }
 }
 
-/// Fields of a network that this version has not.
-pub(super) fn refuse_network(network: &NetworkConfig) -> Result<(), ApiError> {
+/// What a sandbox may reach, of a `network` and `allow_internet_access`. Refuses what this version has not; `prefix` is what its
+/// fields are under.
+pub(super) fn egress(prefix: &str, network: &NetworkConfig, internet: Option<bool>) -> Result<EgressPolicy, ApiError> {
     let NetworkConfig {
         allow_public_traffic: _,
         allow_out,
@@ -172,20 +175,48 @@ pub(super) fn refuse_network(network: &NetworkConfig) -> Result<(), ApiError> {
         https_ports,
         rules,
     } = network;
-    let listed = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let checks = [
-        ("network.allowOut", listed(allow_out)),
-        ("network.denyOut", listed(deny_out)),
-        ("network.dnsServers", listed(dns_servers)),
-        ("network.egressProxy", egress_proxy.is_some()),
-        ("network.maskRequestHost", mask_request_host.is_some()),
-        ("network.httpsPorts", https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
-        ("network.rules", rules.as_ref().is_some_and(|rules| !rules.is_empty())),
+        ("dnsServers", dns_servers.as_ref().is_some_and(|list| !list.is_empty())),
+        ("egressProxy", egress_proxy.is_some()),
+        ("maskRequestHost", mask_request_host.is_some()),
+        ("httpsPorts", https_ports.as_ref().is_some_and(|ports| !ports.is_empty())),
+        ("rules", rules.as_ref().is_some_and(|rules| !rules.is_empty())),
     ];
-    match checks.iter().find(|(_, used)| *used) {
-        Some((field, _)) => Err(ApiError::unsupported_field(field)),
-        None => Ok(()),
+    if let Some((field, _)) = checks.iter().find(|(_, used)| *used) {
+        return Err(ApiError::unsupported_field(&format!("{prefix}{field}")));
     }
+    let list = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
+    EgressPolicy::new(&list(allow_out), &list(deny_out), internet)
+        .map_err(|error| ApiError::bad_request(format!("invalid field {prefix}{error}")))
+}
+
+/// `PUT /sandboxes/{id}/network`: what it may reach from now on. Connections that it has go on.
+pub(super) async fn set_network(
+    State(app): State<App>,
+    PathOf(id): PathOf<String>,
+    JsonBody(request): JsonBody<NetworkUpdate>,
+) -> Result<StatusCode, ApiError> {
+    let id = visible(&app, &id)?;
+    let NetworkUpdate { allow_out, deny_out, allow_internet_access, dns_servers, egress_proxy, rules } = request;
+    let network = NetworkConfig { allow_out, deny_out, dns_servers, egress_proxy, rules, ..NetworkConfig::default() };
+    let policy = egress("", &network, allow_internet_access)?;
+    app.orchestrator.set_network(id, policy).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `network` of a sandbox's detail; nothing if nobody asked for anything.
+fn network_of(info: &SandboxInfo) -> Option<NetworkConfig> {
+    let private = info.traffic_token.is_some();
+    let list =
+        |list: &[Destination]| (!list.is_empty()).then(|| list.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let EgressPolicy { allow_out, deny_out, internet: _ } = &*info.egress;
+    let network = NetworkConfig {
+        allow_public_traffic: private.then_some(false),
+        allow_out: list(allow_out),
+        deny_out: list(deny_out),
+        ..NetworkConfig::default()
+    };
+    (network != NetworkConfig::default()).then_some(network)
 }
 
 /// The image's settings with the creator's environment on top.
@@ -245,13 +276,12 @@ pub(super) async fn detail(
     PathOf(id): PathOf<String>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
     let info = app.orchestrator.get(parse_id(&id)?)?;
-    let private = info.traffic_token.is_some();
     Ok(Json(SandboxDetail {
         // Who may look only is not given what opens the sandbox.
         envd_access_token: info.access_token.clone().filter(|_| caller.scope == KeyScope::Admin),
-        allow_internet_access: None,
+        allow_internet_access: info.egress.internet,
         domain: domain(&app),
-        network: private.then(|| NetworkConfig { allow_public_traffic: Some(false), ..NetworkConfig::default() }),
+        network: network_of(&info),
         lifecycle: Some(Lifecycle {
             auto_resume: info.auto_resume,
             on_timeout: match info.on_expiry {

@@ -1,4 +1,4 @@
-//! Whole slots on the real kernel. They need root; without it they say so and pass.
+//! Slots as such: made, found again, unmade.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,9 +13,9 @@ use nix::sched::{CloneFlags, setns};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::*;
 use crate::name::Names;
 use crate::netlink::Netlink;
+use crate::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -41,11 +41,16 @@ impl Node {
         Names::new(&self.tag, self.home.path()).expect("valid tag")
     }
 
-    async fn pool(&self, low_watermark: usize) -> SlotPool {
+    fn config(&self) -> NetworkConfig {
         let mut config = NetworkConfig::new(self.home.path().to_owned(), self.tag.clone());
         // Beside a node that may run on this host with the default block.
         config.veth_cidr = "10.213.0.0/16".parse().expect("valid");
-        config.low_watermark = low_watermark;
+        config.egress.enabled = false; // this host's own network is not ours to change
+        config
+    }
+
+    async fn pool(&self, low_watermark: usize) -> SlotPool {
+        let config = NetworkConfig { low_watermark, ..self.config() };
         SlotPool::start(config).await.expect("start pool")
     }
 
@@ -197,7 +202,13 @@ async fn connecting_fails_at_once_without_a_vmm_and_reaches_the_tap_with_one() {
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
 
     let mut vmm = inside(&slot, open_as_vmm);
-    let connecting = tokio::spawn(async move { connector.connect(49983).await });
+    // The kernel takes its time to tell that the link has come up, the more so the more links come and go.
+    let connecting = tokio::spawn(async move {
+        while let Err(error) = connector.connect(49983).await {
+            assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
     let frame = tokio::task::spawn_blocking(move || {
         let mut frame = [0; 2048];
         // The kernel may say other things first (IGMP), so look for the SYN.
@@ -372,6 +383,29 @@ async fn the_pool_keeps_fresh_slots_ready_and_removes_them_at_close() {
     }
     pool.close().await.expect("close pool");
     assert!(matches!(pool.acquire().await, Err(CreateSlotError::Closed)));
+    assert_eq!(node.ledger().await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_slots_wait_after_somebody_found_none_and_fewer_after_a_calm_time() {
+    let Some(node) = Node::new() else { return };
+    let config = NetworkConfig { low_watermark: 1, calm: Duration::from_millis(300), ..node.config() };
+    let pool = SlotPool::start(config).await.expect("start pool");
+    let waits = async |count: usize| {
+        let deadline = Instant::now() + PATIENCE;
+        while pool.waiting() != count {
+            assert!(Instant::now() < deadline, "{} waiting, not {count}", pool.waiting());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    waits(1).await;
+    let taken = [pool.acquire().await.expect("the one"), pool.acquire().await.expect("there was none")];
+    waits(2).await;
+    waits(1).await;
+    for slot in taken {
+        slot.close().await.expect("close");
+    }
+    pool.close().await.expect("close pool");
     assert_eq!(node.ledger().await, BTreeSet::new());
 }
 
