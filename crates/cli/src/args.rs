@@ -1,7 +1,8 @@
 //! The command line's grammar.
 
 use aenv_model::SandboxId;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 /// Run AI agents in microVM sandboxes.
 ///
@@ -11,6 +12,19 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Arguments {
+    /// Reads the process's command line. What is wrong with it is told, and the process ends with 2.
+    pub(crate) fn read() -> Self {
+        let arguments = Self::parse();
+        if let Command::Exec(exec) = &arguments.command
+            && let Err(error) = exec.target()
+        {
+            error.exit();
+        }
+        arguments
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -118,13 +132,70 @@ pub(crate) struct Start {
     pub(crate) detach: bool,
 }
 
+/// Options stand before the sandbox; all that follows it belongs to the command.
+///
+/// The exit code is the command's; 128 and the signal's number if a signal ended it; 124 if --timeout did.
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
-    /// The sandbox
-    pub(crate) sandbox_id: SandboxId,
-    /// The command and its arguments, run without a shell
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<String>,
+    /// Give it our standard input, to its end [default: none]
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// Give it a terminal, the size of this one; with -i implied where standard input is a terminal
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// Set a variable, or hand on ours of that name; may be repeated
+    #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Run it in this directory [default: the sandbox's]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Run it as this user [default: the sandbox's]
+    #[arg(short, long)]
+    pub(crate) user: Option<String>,
+    /// Kill it after this many seconds [default: never]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
+    pub(crate) timeout: Option<u64>,
+    /// The sandbox; the command and its arguments, run without a shell
+    // One argument, for the grammar's sake: behind the sandbox, nothing is an option of ours.
+    #[arg(required = true, trailing_var_arg = true, value_names = ["SANDBOX_ID", "COMMAND"], num_args = 2..)]
+    words: Vec<String>,
+}
+
+impl Exec {
+    /// The sandbox, and the command with its arguments. Errors: as the command line's other arguments have them.
+    pub(crate) fn target(&self) -> Result<(SandboxId, &[String]), clap::Error> {
+        let refuse = |kind, text: String| exec_command().error(kind, text);
+        let Some((sandbox, command)) = self.words.split_first() else {
+            return Err(refuse(ErrorKind::MissingRequiredArgument, "no sandbox given".to_owned()));
+        };
+        let sandbox: SandboxId = sandbox
+            .parse()
+            .map_err(|error| refuse(ErrorKind::ValueValidation, format!("invalid value '{sandbox}': {error}")))?;
+        // As after any other positional, `--` may stand before the command.
+        let command = command.strip_prefix(&["--".to_owned()]).unwrap_or(command);
+        if command.is_empty() {
+            return Err(refuse(ErrorKind::MissingRequiredArgument, "no command given".to_owned()));
+        }
+        Ok((sandbox, command))
+    }
+}
+
+/// The grammar of `aenv exec` alone, for messages.
+fn exec_command() -> clap::Command {
+    let mut all = Arguments::command();
+    all.build();
+    all.find_subcommand("exec").cloned().unwrap_or(all)
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, value.to_owned()),
+        None => (text, std::env::var(text).map_err(|_| format!("there is no variable {text} here to hand on"))?),
+    };
+    if name.is_empty() {
+        return Err("a variable has a name".to_owned());
+    }
+    Ok((name.to_owned(), value))
 }
 
 #[derive(Debug, Args)]
@@ -270,9 +341,6 @@ fn disk_size(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-    use clap::error::ErrorKind;
-
     use super::*;
 
     const ID: &str = "0190b3a0-0000-7000-8000-000000000001";
@@ -291,9 +359,32 @@ mod tests {
         for words in [["exec", ID, "ls", "-la"].as_slice(), &["exec", ID, "--", "ls", "-la"]] {
             let arguments = Arguments::try_parse_from([&["aenv"], words].concat()).unwrap();
             let Command::Exec(exec) = arguments.command else { panic!("{arguments:?}") };
-            assert_eq!(exec.command, ["ls", "-la"]);
+            let (sandbox, command) = exec.target().unwrap();
+            assert_eq!((sandbox.to_string().as_str(), command), (ID, &["ls".to_owned(), "-la".to_owned()][..]));
         }
-        assert_eq!(refused(&["exec", ID]).kind(), ErrorKind::MissingRequiredArgument);
+        let arguments = Arguments::try_parse_from(["aenv", "exec", "-i", ID, "x", "-i", "--help", "--", "-t"]).unwrap();
+        let Command::Exec(exec) = arguments.command else { panic!("{arguments:?}") };
+        assert!(exec.interactive && !exec.tty);
+        assert_eq!(exec.target().unwrap().1, ["x", "-i", "--help", "--", "-t"]);
+        assert!(refused(&["exec", ID]).use_stderr());
+    }
+
+    #[test]
+    fn what_is_no_sandbox_is_refused_in_exec_as_elsewhere() {
+        let arguments = Arguments::try_parse_from(["aenv", "exec", "box", "ls"]).unwrap();
+        let Command::Exec(exec) = arguments.command else { panic!("{arguments:?}") };
+        let error = exec.target().unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(text.contains("\"box\" is not a sandbox id") && text.contains("Usage: aenv exec"), "{text}");
+    }
+
+    #[test]
+    fn variables_have_a_value_or_are_handed_on() {
+        assert_eq!(variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert_eq!(variable("A="), Ok(("A".into(), String::new())));
+        assert!(variable("=b").is_err() && variable("NO_SUCH_VARIABLE_HERE").is_err());
+        assert_eq!(variable("PATH").unwrap().1, std::env::var("PATH").unwrap());
     }
 
     #[test]

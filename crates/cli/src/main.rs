@@ -17,13 +17,13 @@ mod output;
 mod progress;
 mod report;
 mod signals;
+mod stdin;
+mod terminal;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 fn main() -> ExitCode {
-    let arguments = args::Arguments::parse();
+    let arguments = args::Arguments::read();
     // Two workers: a command waits for the network most of its time.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,

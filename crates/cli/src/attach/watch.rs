@@ -11,8 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::TIME_TO_LIVE;
 use super::ending::Ending;
-use super::terminal;
 use crate::guest::{Guest, TerminalSize};
+use crate::terminal;
 
 /// Silence after which the sandbox counts as lost.
 pub(super) const LOST_AFTER: Duration = Duration::from_secs(10);

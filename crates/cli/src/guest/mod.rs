@@ -1,6 +1,7 @@
 //! The agent in a sandbox, reached through the node server: its process service, as much of it as a terminal needs.
 
 mod event;
+pub(crate) mod input;
 mod program;
 mod transport;
 
@@ -9,15 +10,17 @@ use std::time::Duration;
 use aenv_guest_proto::ENVD_PORT;
 use aenv_guest_proto::wire::filesystem::{FilesystemClient, StatRequest};
 use aenv_guest_proto::wire::process::{
-    ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal, StreamInputRequest, UpdateRequest,
-    process_selector,
+    CloseStdinRequest, ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal,
+    StreamInputRequest, UpdateRequest, process_selector,
 };
 use aenv_model::SandboxId;
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use connectrpc::client::{CallOptions, ClientConfig};
 use connectrpc::{CompressionRegistry, ConnectError, ErrorCode};
 use futures::Stream;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use event::{Event, Events};
@@ -38,6 +41,9 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait for a call that does nothing but set something.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How much later than we the agent keeps a program's limit, so that it is our word that counts while we are there.
+const SLACK: Duration = Duration::from_secs(5);
 
 /// One sandbox's agent.
 #[derive(Debug, Clone)]
@@ -86,7 +92,14 @@ impl Guest {
 
     /// Starts a program and follows it. The first event is its pid. The program goes on if the events are dropped.
     pub(crate) async fn start(&self, program: Program) -> Result<Events, ConnectError> {
-        Ok(Events::of_start(self.process().start_with_options(program.into(), following()).await?))
+        let mut options = following();
+        if let Some(user) = &program.user {
+            options = options.with_header(header::AUTHORIZATION, basic(user));
+        }
+        if let Some(limit) = program.limit {
+            options = options.with_timeout(limit + SLACK);
+        }
+        Ok(Events::of_start(self.process().start_with_options(program.into(), options).await?))
     }
 
     /// Follows a running process from now on; what it wrote before is gone.
@@ -101,6 +114,12 @@ impl Guest {
         requests: impl Stream<Item = StreamInputRequest> + Send + 'static,
     ) -> Result<(), ConnectError> {
         self.process().stream_input(requests).await.map(drop)
+    }
+
+    /// Ends a process's standard input.
+    pub(crate) async fn close_stdin(&self, pid: u32) -> Result<(), ConnectError> {
+        let request = CloseStdinRequest { process: selector(pid).into(), ..Default::default() };
+        self.process().close_stdin_with_options(request, brief()).await.map(drop)
     }
 
     /// Sets the size of a process's terminal.
@@ -144,6 +163,11 @@ impl Guest {
 /// Selects a process by pid.
 pub(crate) fn selector(pid: u32) -> ProcessSelector {
     ProcessSelector { selector: Some(process_selector::Selector::Pid(pid)), ..Default::default() }
+}
+
+/// The agent takes the user from basic credentials without a password.
+fn basic(user: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:")))
 }
 
 fn following() -> CallOptions {
