@@ -1,5 +1,7 @@
 //! The command line's grammar.
 
+use std::path::PathBuf;
+
 use aenv_model::SandboxId;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -37,6 +39,10 @@ pub(crate) enum Command {
     Start(Start),
     /// Run one command in a sandbox, with its output and exit code
     Exec(Exec),
+    /// Copy a file or a directory into a sandbox
+    Upload(Upload),
+    /// Copy a file or a directory out of a sandbox
+    Download(Download),
     /// Attach a shell to a sandbox, resuming it if it is paused
     #[command(visible_alias = "cn")]
     Connect(Target),
@@ -196,6 +202,51 @@ fn variable(text: &str) -> Result<(String, String), String> {
         return Err("a variable has a name".to_owned());
     }
     Ok((name.to_owned(), value))
+}
+
+/// Contents only: no owners, modes, times or links. What is there is replaced, file by file; an upload that was interrupted
+/// leaves a part of the file that it was at.
+#[derive(Debug, Args)]
+pub(crate) struct Upload {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// File or directory here; no symlinks or devices, nor in it
+    pub(crate) local: PathBuf,
+    /// Path there; with a slash at its end, or if it is a directory, what is copied keeps its name in it
+    pub(crate) remote: String,
+    /// Who owns the file, and in whose home REMOTE begins unless it is absolute; files only
+    #[arg(long)]
+    pub(crate) user: Option<String>,
+    /// Leave out files that are there with the same size, and were written there later than they last changed here, by the
+    /// two clocks. Contents are not compared
+    #[arg(long)]
+    pub(crate) skip_same: bool,
+}
+
+/// Contents only: no owners, modes, times or links. A file takes its place when it is there whole.
+#[derive(Debug, Args)]
+pub(crate) struct Download {
+    /// The sandbox
+    pub(crate) sandbox_id: SandboxId,
+    /// File or directory there; no symlinks or devices, nor in it
+    pub(crate) remote: String,
+    /// Path here [default: REMOTE's last part]; with a slash at its end, or if it is a directory, what is copied keeps its
+    /// name in it
+    pub(crate) local: Option<PathBuf>,
+    /// In whose home REMOTE begins unless it is absolute; files only
+    #[arg(long)]
+    pub(crate) user: Option<String>,
+    /// Replace files that are here already
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Keep what is there of a file (.aenv-download-*) if it is interrupted, and go on from there if that was done before.
+    /// Only what is missing is asked for, if size and time of change of the file are still the same
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Leave out files that are here with the same size, and were written here later than they last changed there, by the
+    /// two clocks. Contents are not compared
+    #[arg(long)]
+    pub(crate) skip_same: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 //! sandbox.
 //!
 //! The folders: `commands` has one file a command, `guest` speaks to the agent in a sandbox, `attach` is an interactive
-//! session. What a command prints for programs goes to standard output, what it says to people while it works to
+//! session, `transfer` copies files. What a command prints for programs goes to standard output, what it says to people while it works to
 //! standard error.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ mod report;
 mod signals;
 mod stdin;
 mod terminal;
+mod transfer;
 
 use std::process::ExitCode;
 

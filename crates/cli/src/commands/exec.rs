@@ -34,8 +34,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) async fn run(client: &Client, exec: Exec) -> anyhow::Result<ExitCode> {
     let (sandbox, command) = exec.target()?;
     let (name, arguments) = command.split_first().context("no command given")?;
-    let detail = client.sandbox(sandbox).await?;
-    let guest = Guest::new(client.server(), sandbox, detail.envd_access_token.as_deref())?;
+    let (guest, state) = Guest::find(client, sandbox).await?;
     let (channel, mut environment) = match exec.tty {
         true => (Channel::Terminal(terminal::size()), attach::own_environment()),
         false => (Channel::Pipes { input: exec.interactive }, Vec::new()),
@@ -51,7 +50,7 @@ pub(crate) async fn run(client: &Client, exec: Exec) -> anyhow::Result<ExitCode>
         channel,
     };
     // Traffic may wake a paused sandbox, if it was made so; we do not by ourselves.
-    let doing = || match detail.listed.state {
+    let doing = || match state {
         SandboxState::Running => format!("run a command in sandbox {sandbox}"),
         SandboxState::Paused => format!("sandbox {sandbox} is paused, `aenv resume {sandbox}` lets it go on"),
     };

@@ -16,6 +16,7 @@ use aenv_api::Client;
 use crate::args::{Command, Snapshot, Template};
 use crate::attach;
 use crate::credentials::Surroundings;
+use crate::transfer;
 
 /// Carries out one command. The exit code is the remote one where a command has one.
 pub(crate) async fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -26,6 +27,8 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Start(start) => return start::run(&client()?, start).await,
         Command::Exec(exec) => return exec::run(&client()?, exec).await,
         Command::Connect(target) => return attach::connect(&client()?, target.sandbox_id).await,
+        Command::Upload(upload) => return transfer::upload(&client()?, &upload).await,
+        Command::Download(download) => return transfer::download(&client()?, &download).await,
         Command::Timeout(timeout) => sandboxes::timeout(&client()?, &timeout).await?,
         Command::Pause(pause) => sandboxes::pause(&client()?, &pause).await?,
         Command::Resume(resume) => sandboxes::resume(&client()?, &resume).await?,

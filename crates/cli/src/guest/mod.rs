@@ -1,14 +1,15 @@
-//! The agent in a sandbox, reached through the node server: its process service, as much of it as a terminal needs.
+//! The agent in a sandbox, reached through the node server: its processes and files.
 
 mod event;
+pub(crate) mod files;
 pub(crate) mod input;
 mod program;
 mod transport;
 
 use std::time::Duration;
 
+use aenv_api::{Client, SandboxState};
 use aenv_guest_proto::ENVD_PORT;
-use aenv_guest_proto::wire::filesystem::{FilesystemClient, StatRequest};
 use aenv_guest_proto::wire::process::{
     CloseStdinRequest, ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal,
     StreamInputRequest, UpdateRequest, process_selector,
@@ -18,7 +19,7 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use connectrpc::client::{CallOptions, ClientConfig};
-use connectrpc::{CompressionRegistry, ConnectError, ErrorCode};
+use connectrpc::{CompressionRegistry, ConnectError};
 use futures::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use tokio::time::{Instant, sleep, timeout};
@@ -54,6 +55,13 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    /// The agent of a sandbox that the server knows.
+    pub(crate) async fn find(client: &Client, sandbox: SandboxId) -> anyhow::Result<(Self, SandboxState)> {
+        let detail = client.sandbox(sandbox).await?;
+        let guest = Self::new(client.server(), sandbox, detail.envd_access_token.as_deref())?;
+        Ok((guest, detail.listed.state))
+    }
+
     /// The agent of `sandbox`, behind the server at `server`. Opens no connection.
     pub(crate) fn new(server: &str, sandbox: SandboxId, token: Option<&str>) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
@@ -146,13 +154,7 @@ impl Guest {
 
     /// Whether there is a file at `path`.
     pub(crate) async fn has_file(&self, path: &str) -> Result<bool, ConnectError> {
-        let filesystem = FilesystemClient::new(self.transport.clone(), self.config.clone());
-        let request = StatRequest { path: path.to_owned(), ..Default::default() };
-        match filesystem.stat_with_options(request, brief()).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.code == ErrorCode::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(self.stat(path, None).await?.is_some())
     }
 
     fn process(&self) -> ProcessClient<Transport> {
