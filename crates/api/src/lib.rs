@@ -23,7 +23,7 @@ pub use error::ApiErrorBody;
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig};
 pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};
-pub use observe::{SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics};
+pub use observe::{LogsQuery, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics};
 pub use page::{Cursor, Order, ParseCursorError, paginate};
 pub use plain::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
 pub use sandbox::{

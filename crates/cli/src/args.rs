@@ -1,17 +1,26 @@
 //! The command line's grammar.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use aenv_model::SandboxId;
+use aenv_api::LogLevel;
+use aenv_model::{BuildId, SandboxId};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp};
+
+use crate::complete;
 
 /// Run AI agents in microVM sandboxes.
 ///
-/// Server and API key come from `aenv auth`, or from AENV_SERVER and AENV_API_KEY.
+/// Server and API key come from `aenv auth`, or from AENV_SERVER and AENV_API_KEY; several servers have profiles.
 #[derive(Debug, Parser)]
 #[command(name = "aenv", version, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Arguments {
+    /// Server and key of this name, see `aenv profile` [default: AENV_PROFILE, else the one in use]
+    #[arg(long, global = true, value_name = "NAME", add = complete::profiles())]
+    pub(crate) profile: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -33,6 +42,9 @@ impl Arguments {
 pub(crate) enum Command {
     /// Store the server's URL and the API key
     Auth,
+    /// List, choose and delete profiles: several servers, each stored by `aenv auth --profile NAME`
+    #[command(subcommand)]
+    Profile(Profile),
     /// Make a template from an OCI image
     Pull(Pull),
     /// Create a sandbox and attach to it
@@ -58,7 +70,13 @@ pub(crate) enum Command {
     Fork(Fork),
     /// List sandboxes
     #[command(visible_alias = "ls")]
-    List(Listing),
+    List(SandboxListing),
+    /// Print what a sandbox went through, and what its guest says on its console
+    Logs(Logs),
+    /// Print what a sandbox uses of its CPUs, memory and disk
+    Metrics(Metrics),
+    /// Have ports of a sandbox here
+    PortForward(PortForward),
     /// End a sandbox
     #[command(visible_alias = "rm")]
     Delete(Target),
@@ -73,6 +91,12 @@ pub(crate) enum Command {
     Completion {
         /// The shell
         shell: CompletionShell,
+    },
+    /// Write manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write them to
+        dir: PathBuf,
     },
 }
 
@@ -115,6 +139,7 @@ pub(crate) struct MachineSize {
 #[derive(Debug, Args)]
 pub(crate) struct Start {
     /// Template or snapshot, by id or name; with --cold an OCI image
+    #[arg(add = complete::templates())]
     pub(crate) target: String,
     /// Boot from an OCI image, without a template
     #[arg(long)]
@@ -136,6 +161,9 @@ pub(crate) struct Start {
     /// Print only the sandbox's id and return
     #[arg(short, long)]
     pub(crate) detach: bool,
+    /// How to print, with --detach [default: its id]
+    #[arg(long, value_name = "FORMAT", requires = "detach")]
+    pub(crate) output: Option<Format>,
 }
 
 /// Options stand before the sandbox; all that follows it belongs to the command.
@@ -163,7 +191,8 @@ pub(crate) struct Exec {
     pub(crate) timeout: Option<u64>,
     /// The sandbox; the command and its arguments, run without a shell
     // One argument, for the grammar's sake: behind the sandbox, nothing is an option of ours.
-    #[arg(required = true, trailing_var_arg = true, value_names = ["SANDBOX_ID", "COMMAND"], num_args = 2..)]
+    #[arg(required = true, trailing_var_arg = true, value_names = ["SANDBOX_ID", "COMMAND"], num_args = 2..,
+        add = complete::running())]
     words: Vec<String>,
 }
 
@@ -209,6 +238,7 @@ fn variable(text: &str) -> Result<(String, String), String> {
 #[derive(Debug, Args)]
 pub(crate) struct Upload {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// File or directory here; no symlinks or devices, nor in it
     pub(crate) local: PathBuf,
@@ -227,6 +257,7 @@ pub(crate) struct Upload {
 #[derive(Debug, Args)]
 pub(crate) struct Download {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// File or directory there; no symlinks or devices, nor in it
     pub(crate) remote: String,
@@ -252,12 +283,14 @@ pub(crate) struct Download {
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// The sandbox
+    #[arg(add = complete::sandboxes())]
     pub(crate) sandbox_id: SandboxId,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Timeout {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// Seconds from now; replaces what it had
     pub(crate) seconds: u32,
@@ -266,6 +299,7 @@ pub(crate) struct Timeout {
 #[derive(Debug, Args)]
 pub(crate) struct Pause {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// Keep its files only: it boots when it is resumed
     #[arg(long)]
@@ -275,6 +309,7 @@ pub(crate) struct Pause {
 #[derive(Debug, Args)]
 pub(crate) struct Resume {
     /// The sandbox
+    #[arg(add = complete::paused())]
     pub(crate) sandbox_id: SandboxId,
     /// Seconds to live from now
     #[arg(long, value_name = "SECS", default_value_t = 300)]
@@ -282,19 +317,27 @@ pub(crate) struct Resume {
     /// Boot it from its files, without the memory that was kept
     #[arg(long)]
     pub(crate) boot: bool,
+    /// How to print [default: a sentence]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Rollback {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// Id or name of a snapshot of it
     pub(crate) snapshot: String,
+    /// How to print [default: a sentence]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Fork {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// How many children
     #[arg(short = 'n', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -314,6 +357,154 @@ pub(crate) struct Listing {
     pub(crate) output: Option<Format>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct SandboxListing {
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+    /// Look again every two seconds, until interrupted: a terminal is drawn over; elsewhere each change of a sandbox is a
+    /// line, as JSON unless --output table is given, and one that is gone has the state "gone"
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// The sandbox, which may have ended not long ago
+    #[arg(add = complete::sandboxes())]
+    pub(crate) sandbox_id: SandboxId,
+    /// Go on with what comes, until the sandbox's end
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only from then on: a time (2026-01-31T12:00:00Z), or how long ago (90s, 10m, 2h, 1d)
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<Since>,
+    /// Only the newest so many, of what is there
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(crate) tail: Option<usize>,
+    /// Only what matters as much at least
+    #[arg(long)]
+    pub(crate) level: Option<Level>,
+    /// Print entries as JSON, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Level {
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+impl From<Level> for LogLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Debug => Self::Debug,
+            Level::Info => Self::Info,
+            Level::Warn => Self::Warn,
+            Level::Error => Self::Error,
+        }
+    }
+}
+
+/// An instant, or how long ago it was.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Since {
+    At(Timestamp),
+    Ago(SignedDuration),
+}
+
+impl Since {
+    /// The instant, seen from `now`. Errors: before all time.
+    pub(crate) fn timestamp(self, now: Timestamp) -> Result<Timestamp, jiff::Error> {
+        match self {
+            Self::At(time) => Ok(time),
+            Self::Ago(age) => now.checked_sub(age),
+        }
+    }
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(time) = text.parse() {
+            return Ok(Self::At(time));
+        }
+        let age = text.parse::<Span>().and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours())).ok();
+        let age = age.filter(|age| !age.is_negative());
+        age.map(Self::Ago)
+            .ok_or_else(|| format!("{text:?} is neither a time like 2026-01-31T12:00:00Z nor one like 10m"))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Metrics {
+    /// The sandbox
+    #[arg(add = complete::sandboxes())]
+    pub(crate) sandbox_id: SandboxId,
+    /// All from then on, not the newest alone: a time (2026-01-31T12:00:00Z), or how long ago (90s, 10m, 1h)
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<Since>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// Carries HTTP: plain requests and answers, streams of events, WebSockets and other upgrades; no other protocols. The
+/// guest's service has to listen on all addresses, not on its loopback alone. A paused sandbox is resumed.
+#[derive(Debug, Args)]
+pub(crate) struct PortForward {
+    /// The sandbox
+    #[arg(add = complete::sandboxes())]
+    pub(crate) sandbox_id: SandboxId,
+    /// Port there, with the one here before it if they differ; nothing before the colon: any that is free
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
+    pub(crate) ports: Vec<PortPair>,
+    /// Address to listen on here
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) address: IpAddr,
+}
+
+/// A port here, 0 for any, and one there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PortPair {
+    pub(crate) local: u16,
+    pub(crate) remote: u16,
+}
+
+impl FromStr for PortPair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (local, remote) = text.split_once(':').unwrap_or((text, text));
+        let port = |text: &str| text.parse::<u16>().ok();
+        let local = if local.is_empty() { Some(0) } else { port(local) };
+        let pair = local.zip(port(remote).filter(|remote| *remote > 0));
+        let pair = pair.map(|(local, remote)| Self { local, remote });
+        pair.ok_or_else(|| format!("{text:?} is not REMOTE, LOCAL:REMOTE or :REMOTE, with ports from 1 to 65535"))
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Profile {
+    /// List profiles
+    #[command(visible_alias = "ls")]
+    List(Listing),
+    /// Use a profile from now on; `default` is what `aenv auth` stores without --profile
+    Use(ProfileTarget),
+    /// Forget a profile
+    #[command(visible_alias = "rm")]
+    Delete(ProfileTarget),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileTarget {
+    /// The profile
+    #[arg(add = complete::profiles())]
+    pub(crate) name: String,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Columns for people
@@ -327,6 +518,10 @@ pub(crate) enum Template {
     /// List templates
     #[command(visible_alias = "ls")]
     List(Listing),
+    /// Print what there is to know of a template and its builds
+    Inspect(TemplateInspection),
+    /// Print what a template's build has said
+    Logs(TemplateLogs),
     /// Wait for a template's build
     Watch(TemplateTarget),
     /// Delete a template
@@ -335,9 +530,31 @@ pub(crate) enum Template {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TemplateInspection {
+    /// Template id or name
+    #[arg(value_name = "ID_OR_NAME", add = complete::templates())]
+    pub(crate) template: String,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateLogs {
+    /// Template id or name
+    #[arg(value_name = "ID_OR_NAME", add = complete::templates())]
+    pub(crate) template: String,
+    /// Which build [default: the newest]
+    #[arg(long, value_name = "ID")]
+    pub(crate) build: Option<BuildId>,
+    /// Go on until the build's end
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct TemplateTarget {
     /// Template id or name
-    #[arg(value_name = "ID_OR_NAME")]
+    #[arg(value_name = "ID_OR_NAME", add = complete::templates())]
     pub(crate) template: String,
 }
 
@@ -356,10 +573,14 @@ pub(crate) enum Snapshot {
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotCreation {
     /// The sandbox
+    #[arg(add = complete::running())]
     pub(crate) sandbox_id: SandboxId,
     /// A name for it
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// How to print [default: a sentence]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
 }
 
 #[derive(Debug, Args)]
@@ -442,6 +663,29 @@ mod tests {
     fn a_bad_id_is_refused_with_what_was_expected() {
         let error = refused(&["delete", "box"]).to_string();
         assert!(error.contains("\"box\" is not a sandbox id") && error.contains("UUID"), "{error}");
+    }
+
+    #[test]
+    fn times_are_instants_or_ages() {
+        let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
+        let at = |text: &str| text.parse::<Since>().unwrap().timestamp(now).unwrap().to_string();
+        assert_eq!(at("2026-01-30T00:00:00+01:00"), "2026-01-29T23:00:00Z");
+        assert_eq!(at("90s"), "2026-01-31T11:58:30Z");
+        assert_eq!(at("1d"), "2026-01-30T12:00:00Z");
+        for bad in ["", "yesterday", "-5m", "10"] {
+            assert!(bad.parse::<Since>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ports_are_pairs() {
+        let pair = |text: &str| text.parse::<PortPair>().map(|pair| (pair.local, pair.remote));
+        assert_eq!(pair("80"), Ok((80, 80)));
+        assert_eq!(pair("8080:80"), Ok((8080, 80)));
+        assert_eq!(pair(":80"), Ok((0, 80)));
+        for bad in ["", "0", "80:", "a:80", "1:2:3", "65536"] {
+            assert!(pair(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aenv_api::{BuildLogEntry, BuildReason, BuildState, BuildStatus, BuildStatusQuery, Client, ClientError, LogLevel};
 use aenv_model::{BuildId, TemplateId};
 use anyhow::bail;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 
 use crate::output;
 use crate::progress::StatusLine;
@@ -48,6 +48,27 @@ pub(crate) async fn wait(client: &Client, build: &Build, limit: Option<Duration>
         _ => output::line(format_args!("Build succeeded: template {} is ready.", build.template))?,
     }
     Ok(())
+}
+
+/// Prints the build's log, entry by entry; with `follow` until its end.
+pub(crate) async fn print_logs(client: &Client, build: &Build, follow: bool) -> anyhow::Result<()> {
+    let mut seen = 0;
+    loop {
+        let query = BuildStatusQuery { logs_offset: Some(seen), limit: Some(LOG_PAGE), level: None };
+        let status = client.build_status(build.template, build.build, &query).await?;
+        seen += status.log_entries.len();
+        for entry in &status.log_entries {
+            let time = entry.timestamp.strftime("%Y-%m-%dT%H:%M:%S.%3fZ");
+            output::line(format_args!("{time} {:<5} {}", entry.level.name(), entry.message.trim_end()))?;
+        }
+        if status.log_entries.len() == LOG_PAGE {
+            continue;
+        }
+        if !follow || status.status.is_terminal() {
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
 }
 
 /// Shows the build until its last status, which is given back.

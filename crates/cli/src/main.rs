@@ -11,7 +11,9 @@ mod args;
 mod attach;
 mod build;
 mod commands;
+mod complete;
 mod credentials;
+mod forward;
 mod guest;
 mod output;
 mod progress;
@@ -23,14 +25,19 @@ mod transfer;
 
 use std::process::ExitCode;
 
+use clap::CommandFactory as _;
+use clap_complete::CompleteEnv;
+
 fn main() -> ExitCode {
+    // A shell that asks for candidates has its answer here, and the process ends.
+    CompleteEnv::with_factory(args::Arguments::command).complete();
     let arguments = args::Arguments::read();
     // Two workers: a command waits for the network most of its time.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report::failure(&anyhow::Error::new(error).context("start the runtime")),
     };
-    let result = runtime.block_on(commands::run(arguments.command));
+    let result = runtime.block_on(commands::run(arguments));
     // A write that a stopped terminal does not take must not keep the process.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| report::failure(&error))

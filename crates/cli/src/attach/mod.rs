@@ -32,6 +32,7 @@ use crate::stdin;
 use crate::terminal::{self, RawMode};
 pub(crate) use ending::{Ending, OVERDUE};
 use session::Session;
+pub(crate) use watch::for_activity as keep_alive_while;
 
 /// Seconds to live that a session ensures at its beginning and while somebody types.
 const TIME_TO_LIVE: u32 = 300;

@@ -28,8 +28,8 @@ pub(crate) use event::{Event, Events};
 pub(crate) use program::{Channel, Program, TerminalSize};
 use transport::Transport;
 
-const SANDBOX_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
-const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-target-port");
+pub(crate) const SANDBOX_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
+pub(crate) const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-target-port");
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-access-token");
 /// Asks the agent for a sign of life after this many seconds without output.
 const PING_HEADER: HeaderName = HeaderName::from_static("keepalive-ping-interval");

@@ -88,6 +88,11 @@ impl Server {
         self.answer_with(line, status, body, HeaderMap::new());
     }
 
+    /// The same, before all other such answers.
+    pub(crate) fn answer_first(&self, line: &str, status: u16, body: Value) {
+        self.state.answers.lock().unwrap().insert(0, (line.to_owned(), status, body, HeaderMap::new()));
+    }
+
     pub(crate) fn answer_with(&self, line: &str, status: u16, body: Value, headers: HeaderMap) {
         self.state.answers.lock().unwrap().push((line.to_owned(), status, body, headers));
     }
