@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Profile(Profile),
     /// Make a template from an OCI image
     Pull(Pull),
+    /// Make a template from a Dockerfile of one stage
+    Build(Build),
     /// Create a sandbox and attach to it
     Start(Start),
     /// Run one command in a sandbox, with its output and exit code
@@ -124,6 +126,46 @@ pub(crate) struct Pull {
     /// Give up waiting after this many seconds; the build goes on
     #[arg(long, value_name = "SECS", conflicts_with = "detach")]
     pub(crate) timeout: Option<u64>,
+}
+
+/// FROM, ARG, ENV, RUN, WORKDIR, USER, COPY and ADD of local files, ENTRYPOINT, CMD and HEALTHCHECK are carried out;
+/// EXPOSE, VOLUME, LABEL, MAINTAINER, SHELL and STOPSIGNAL do not count; several stages, ADD of URLs, ONBUILD and secrets
+/// are refused. Commands are run by bash, as root until USER says otherwise, whatever the image's own user. Where neither
+/// image nor WORKDIR names a directory, relative paths begin in the home of the user. The variables are the build's: sandboxes
+/// have those of the image. An interruption leaves the build running.
+#[derive(Debug, Args)]
+pub(crate) struct Build {
+    /// Directory that files are copied from
+    pub(crate) context: PathBuf,
+    /// Dockerfile [default: CONTEXT/Dockerfile]
+    #[arg(short, long, value_name = "PATH")]
+    pub(crate) file: Option<PathBuf>,
+    /// Name of the template
+    #[arg(long)]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) size: MachineSize,
+    /// Command that runs in every sandbox from the start; none if empty [default: ENTRYPOINT and CMD of the Dockerfile]
+    #[arg(long, value_name = "CMD")]
+    pub(crate) start_cmd: Option<String>,
+    /// Command that succeeds once the start command is up [default: HEALTHCHECK of the Dockerfile, else 20 s]
+    #[arg(long, value_name = "CMD")]
+    pub(crate) ready_cmd: Option<String>,
+    /// Value of an ARG, or ours of that name; may be repeated
+    #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
+    pub(crate) build_arg: Vec<(String, String)>,
+    /// Do every step again
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    /// Give up waiting after this many seconds; the build goes on
+    #[arg(long, value_name = "SECS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: u64,
+    /// Return once the build has begun
+    #[arg(short, long, conflicts_with = "timeout")]
+    pub(crate) detach: bool,
+    /// How to print the result [default: sentences]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
 }
 
 #[derive(Debug, Args)]

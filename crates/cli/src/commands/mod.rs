@@ -1,6 +1,7 @@
 //! One file a command. Each gets what it needs as values and prints its own result.
 
 mod auth;
+mod build;
 mod completion;
 mod exec;
 mod logs;
@@ -36,6 +37,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Profile(Profile::Delete(target)) => profile::delete(&surroundings, &target.name)?,
         Command::Completion { shell } => completion::run(shell)?,
         Command::Man { dir } => completion::man(&dir)?,
+        Command::Build(arguments) => build::run(&client()?, arguments).await?,
         Command::Pull(pull) => pull::run(&client()?, pull).await?,
         Command::Start(start) => return start::run(&client()?, start).await,
         Command::Exec(exec) => return exec::run(&client()?, exec).await,

@@ -78,14 +78,14 @@ pub(crate) async fn logs(client: &Client, logs: &TemplateLogs) -> anyhow::Result
         Some(build) => build,
         None => newest(client, template, &logs.template).await?,
     };
-    build::print_logs(client, &Build { template, build, name: logs.template.clone() }, logs.follow).await
+    build::print_logs(client, &Build::of(template, build, logs.template.clone()), logs.follow).await
 }
 
 /// Waits for the template's newest build, however long it takes; leaving does not end it.
 pub(crate) async fn watch(client: &Client, reference: &str) -> anyhow::Result<()> {
     let template = resolve(client, reference).await?;
     let build = newest(client, template, reference).await?;
-    build::wait(client, &Build { template, build, name: reference.to_owned() }, None).await
+    build::wait(client, &Build::of(template, build, reference.to_owned()), None, None).await
 }
 
 async fn newest(client: &Client, template: TemplateId, reference: &str) -> anyhow::Result<BuildId> {
