@@ -6,8 +6,8 @@
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aenv_api::{Client, ConnectRequest};
@@ -57,6 +57,8 @@ struct Route {
     named: bool,
     /// Set by every request.
     activity: Arc<AtomicBool>,
+    /// Connections that were upgraded: each ends with either side, or with this.
+    tunnels: Mutex<JoinSet<()>>,
 }
 
 /// Forwards until a signal or the sandbox's end. A paused sandbox is resumed.
@@ -89,6 +91,7 @@ pub(crate) async fn run(client: &Client, forward: &PortForward) -> anyhow::Resul
             headers: routing(sandbox, *remote, token.as_deref())?,
             named,
             activity: Arc::clone(&activity),
+            tunnels: Mutex::default(),
         };
         listeners.push((listener, Arc::new(route), *remote));
     }
@@ -198,8 +201,10 @@ async fn pass(route: &Route, mut request: Request<Incoming>) -> anyhow::Result<R
         headers.extend(answer.headers().get(UPGRADE).map(|protocol| (UPGRADE, protocol.clone())));
         headers.remove(CONTENT_LENGTH);
     }
-    // Ends with either side, and at the latest with the process.
-    tokio::spawn(async move {
+    let mut tunnels = route.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+    // What has ended needs no place any more.
+    while tunnels.try_join_next().is_some() {}
+    tunnels.spawn(async move {
         if let (Ok(ours), Ok(mut theirs)) = (ours.await, answer.upgrade().await) {
             let _ = copy_bidirectional(&mut TokioIo::new(ours), &mut theirs).await;
         }
@@ -301,7 +306,17 @@ mod tests {
         let http = aenv_api::http_builder(&server).unwrap().http1_only().pool_max_idle_per_host(0).build().unwrap();
         let sandbox = "0190b3a0-0000-7000-8000-000000000001".parse().unwrap();
         let headers = routing(sandbox, 3000, Some("secret")).unwrap();
-        (Arc::new(Route { http, server, headers, named: false, activity: Arc::default() }), serving)
+        (
+            Arc::new(Route {
+                http,
+                server,
+                headers,
+                named: false,
+                activity: Arc::default(),
+                tunnels: Mutex::default(),
+            }),
+            serving,
+        )
     }
 
     #[tokio::test]

@@ -68,7 +68,11 @@ impl Wrapped {
     /// The number of the line in the original that an octet of `text` is in.
     pub(super) fn line_of(&self, at: usize) -> usize {
         let at = at.min(self.text.len());
-        let line = 1 + self.text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+        self.number_of(1 + self.text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count())
+    }
+
+    /// The number in the original of a line of `text`.
+    pub(super) fn number_of(&self, line: usize) -> usize {
         line - self.added.iter().filter(|added| **added <= line).count()
     }
 }

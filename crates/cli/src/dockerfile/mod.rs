@@ -57,7 +57,10 @@ impl Plan {
         let name = dockerfile.display();
         let wrapped = Wrapped::of(text);
         let text = &*wrapped.text;
-        let parsed = parse_dockerfile::parse(text).map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
+        let parsed = parse_dockerfile::parse(text).map_err(|error| match error.line() {
+            0 => anyhow::anyhow!("{name}: {error:#}"),
+            line => anyhow::anyhow!("{name}: line {}: {error:#}", wrapped.number_of(line)),
+        })?;
         let line_of = |at| wrapped.line_of(at);
         if let Some(second) = parsed.stages().nth(1) {
             let line = line_of(second.from.from.span.start);
@@ -504,8 +507,9 @@ mod tests {
             ("FROM a\nCOPY --from=b /x /y", "line 2: COPY --from=b"),
             ("FROM a\nCOPY none /y", "line 2: there is no none"),
             ("FROM a\nCOPY ../x /y", "line 2: ../x leads out"),
+            ("# nothing", "Dockerfile: expected at least one FROM"),
             ("FROM a\nENV X", "line 2: ENV X has no value"),
-            ("FROM a\nWHAT x", "line 2"),
+            ("FROM a\nRUN cat <<E\nx\nE\nWHAT x", "line 5: unknown"),
         ] {
             let refusal = refusal(text);
             assert!(refusal.contains(why), "{text:?}: {refusal}");
