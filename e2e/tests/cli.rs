@@ -1,5 +1,5 @@
-//! The command line against a real sandbox: streams, terminals, files, ports and builds. What it does by itself is in its
-//! own tests. One node and one sandbox for all, as each of them takes its time.
+//! The command line against a real sandbox: streams, terminals, files, ports and builds. What it does by itself is in
+//! its own tests. One node and one sandbox for all, as each of them takes its time.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

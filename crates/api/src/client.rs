@@ -11,10 +11,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, FilesLink, ForkRequest, ForkResult,
-    ListQuery, LogsQuery, NEXT_TOKEN_HEADER, SandboxLogsV2, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
-    RollbackRequest, Sandbox, SandboxDetail, SnapshotInfo, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
-    TemplateWithBuilds, TimeoutRequest,
+    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, FilesLink, ForkRequest,
+    ForkResult, ListQuery, LogsQuery, NEXT_TOKEN_HEADER, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest,
+    RefreshRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxLogsV2, SnapshotInfo, TemplateBuildStartV2,
+    TemplateCreateV3, TemplateCreated, TemplateWithBuilds, TimeoutRequest,
 };
 
 /// Longest wait for a TCP (and TLS) connection.
@@ -147,8 +147,8 @@ pub struct Page<T> {
 
 /// A control plane, reached with one API key. Cheap to clone; clones share connections.
 ///
-/// Every call waits at most 5 s for a connection and 120 s in all, and is sent once. Cancel safety: if a call is dropped,
-/// the server may or may not have carried it out; read the state back.
+/// Every call waits at most 5 s for a connection and 120 s in all, and is sent once. Cancel safety: if a call is
+/// dropped, the server may or may not have carried it out; read the state back.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -164,12 +164,7 @@ impl Client {
     }
 
     /// The same, which waits `connect` for a connection and `total` in all.
-    pub fn with_patience(
-        server: &str,
-        api_key: &str,
-        connect: Duration,
-        total: Duration,
-    ) -> Result<Self, ClientError> {
+    pub fn with_patience(server: &str, api_key: &str, connect: Duration, total: Duration) -> Result<Self, ClientError> {
         let base = parse_server(server)?;
         let mut key = HeaderValue::from_str(api_key).map_err(|_| ClientError::ApiKey)?;
         key.set_sensitive(true);
@@ -205,7 +200,8 @@ impl Client {
         self.call(Method::POST, "/sandboxes-cold", Some(request)).await
     }
 
-    /// `GET /v2/sandboxes`: one page, as [`crate::ListedSandbox`], or as [`serde_json::Value`] to keep the server's words.
+    /// `GET /v2/sandboxes`: one page, as [`crate::ListedSandbox`], or as [`serde_json::Value`] to keep the server's
+    /// words.
     pub async fn list_sandboxes<T: DeserializeOwned>(&self, query: &ListQuery) -> Result<Page<T>, ClientError> {
         let text = |value: &Option<String>| value.clone();
         let query = [

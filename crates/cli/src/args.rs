@@ -19,7 +19,7 @@ use crate::complete;
 #[command(name = "aenv", version, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Server and key of this name, see `aenv profile` [default: AENV_PROFILE, else the one in use]
-    #[arg(long, global = true, value_name = "NAME", add = complete::profiles())]
+    #[arg(long, global = true, value_name = "NAME", display_order = 900, add = complete::profiles())]
     pub(crate) profile: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -48,14 +48,29 @@ pub(crate) enum Command {
     /// Make a template from an OCI image
     Pull(Pull),
     /// Make a template from a Dockerfile of one stage
+    ///
+    /// FROM, ARG, ENV, RUN, WORKDIR, USER, COPY and ADD of local files, ENTRYPOINT, CMD and HEALTHCHECK are carried
+    /// out; EXPOSE, VOLUME, LABEL, MAINTAINER, SHELL and STOPSIGNAL do not count; several stages, ADD of URLs, ONBUILD
+    /// and secrets are refused. Commands are run by bash, as root until USER says otherwise, whatever the image's own
+    /// user. Where neither image nor WORKDIR names a directory, relative paths begin in the home of the user. The
+    /// variables are the build's: sandboxes have those of the image. An interruption leaves the build running.
     Build(Build),
     /// Create a sandbox and attach to it
     Start(Start),
     /// Run one command in a sandbox, with its output and exit code
+    ///
+    /// Options stand before the sandbox; all that follows it belongs to the command.
+    ///
+    /// The exit code is the command's; 128 and the signal's number if a signal ended it; 124 if --timeout did.
     Exec(Exec),
     /// Copy a file or a directory into a sandbox
+    ///
+    /// Contents only: no owners, modes, times or links. What is there is replaced, file by file; an upload that was
+    /// interrupted leaves a part of the file that it was at.
     Upload(Upload),
     /// Copy a file or a directory out of a sandbox
+    ///
+    /// Contents only: no owners, modes, times or links. A file takes its place when it is there whole.
     Download(Download),
     /// Attach a shell to a sandbox, resuming it if it is paused
     #[command(visible_alias = "cn")]
@@ -78,11 +93,14 @@ pub(crate) enum Command {
     /// Print what a sandbox uses of its CPUs, memory and disk
     Metrics(Metrics),
     /// Have ports of a sandbox here
+    ///
+    /// Carries HTTP: plain requests and answers, streams of events, WebSockets and other upgrades; no other protocols.
+    /// The guest's service has to listen on all addresses, not on its loopback alone. A paused sandbox is resumed.
     PortForward(PortForward),
     /// End a sandbox
     #[command(visible_alias = "rm")]
     Delete(Target),
-    /// List, watch and delete templates
+    /// List, inspect, watch and delete templates
     #[command(subcommand, visible_alias = "templates")]
     Template(Template),
     /// Take, list and delete snapshots of sandboxes
@@ -128,11 +146,6 @@ pub(crate) struct Pull {
     pub(crate) timeout: Option<u64>,
 }
 
-/// FROM, ARG, ENV, RUN, WORKDIR, USER, COPY and ADD of local files, ENTRYPOINT, CMD and HEALTHCHECK are carried out;
-/// EXPOSE, VOLUME, LABEL, MAINTAINER, SHELL and STOPSIGNAL do not count; several stages, ADD of URLs, ONBUILD and secrets
-/// are refused. Commands are run by bash, as root until USER says otherwise, whatever the image's own user. Where neither
-/// image nor WORKDIR names a directory, relative paths begin in the home of the user. The variables are the build's: sandboxes
-/// have those of the image. An interruption leaves the build running.
 #[derive(Debug, Args)]
 pub(crate) struct Build {
     /// Directory that files are copied from
@@ -208,9 +221,6 @@ pub(crate) struct Start {
     pub(crate) output: Option<Format>,
 }
 
-/// Options stand before the sandbox; all that follows it belongs to the command.
-///
-/// The exit code is the command's; 128 and the signal's number if a signal ended it; 124 if --timeout did.
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
     /// Give it our standard input, to its end [default: none]
@@ -275,8 +285,6 @@ fn variable(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value))
 }
 
-/// Contents only: no owners, modes, times or links. What is there is replaced, file by file; an upload that was interrupted
-/// leaves a part of the file that it was at.
 #[derive(Debug, Args)]
 pub(crate) struct Upload {
     /// The sandbox
@@ -289,13 +297,12 @@ pub(crate) struct Upload {
     /// Who owns the file, and in whose home REMOTE begins unless it is absolute; files only
     #[arg(long)]
     pub(crate) user: Option<String>,
-    /// Leave out files that are there with the same size, and were written there later than they last changed here, by the
-    /// two clocks. Contents are not compared
+    /// Leave out files that are there with the same size, and were written there later than they last changed here, by
+    /// the two clocks. Contents are not compared
     #[arg(long)]
     pub(crate) skip_same: bool,
 }
 
-/// Contents only: no owners, modes, times or links. A file takes its place when it is there whole.
 #[derive(Debug, Args)]
 pub(crate) struct Download {
     /// The sandbox
@@ -303,8 +310,8 @@ pub(crate) struct Download {
     pub(crate) sandbox_id: SandboxId,
     /// File or directory there; no symlinks or devices, nor in it
     pub(crate) remote: String,
-    /// Path here [default: REMOTE's last part]; with a slash at its end, or if it is a directory, what is copied keeps its
-    /// name in it
+    /// Path here [default: REMOTE's last part]; with a slash at its end, or if it is a directory, what is copied keeps
+    /// its name in it
     pub(crate) local: Option<PathBuf>,
     /// In whose home REMOTE begins unless it is absolute; files only
     #[arg(long)]
@@ -312,12 +319,12 @@ pub(crate) struct Download {
     /// Replace files that are here already
     #[arg(long)]
     pub(crate) force: bool,
-    /// Keep what is there of a file (.aenv-download-*) if it is interrupted, and go on from there if that was done before.
-    /// Only what is missing is asked for, if size and time of change of the file are still the same
+    /// Keep what is there of a file (.aenv-download-*) if it is interrupted, and go on from there if that was done
+    /// before. Only what is missing is asked for, if size and time of change of the file are still the same
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Leave out files that are here with the same size, and were written here later than they last changed there, by the
-    /// two clocks. Contents are not compared
+    /// Leave out files that are here with the same size, and were written here later than they last changed there, by
+    /// the two clocks. Contents are not compared
     #[arg(long)]
     pub(crate) skip_same: bool,
 }
@@ -403,8 +410,8 @@ pub(crate) struct Listing {
 pub(crate) struct SandboxListing {
     #[command(flatten)]
     pub(crate) listing: Listing,
-    /// Look again every two seconds, until interrupted: a terminal is drawn over; elsewhere each change of a sandbox is a
-    /// line, as JSON unless --output table is given, and one that is gone has the state "gone"
+    /// Look again every two seconds, until interrupted: a terminal is drawn over; elsewhere each change of a sandbox is
+    /// a line, as JSON unless --output table is given, and one that is gone has the state "gone"
     #[arg(short, long)]
     pub(crate) watch: bool,
 }
@@ -493,8 +500,6 @@ pub(crate) struct Metrics {
     pub(crate) listing: Listing,
 }
 
-/// Carries HTTP: plain requests and answers, streams of events, WebSockets and other upgrades; no other protocols. The
-/// guest's service has to listen on all addresses, not on its loopback alone. A paused sandbox is resumed.
 #[derive(Debug, Args)]
 pub(crate) struct PortForward {
     /// The sandbox

@@ -1,7 +1,7 @@
 //! `aenv port-forward`: ports here that are a sandbox's.
 //!
-//! The data plane carries HTTP, so that is what is forwarded: request by request, with the headers that route it, each body
-//! as it comes, in both directions. A connection that is upgraded (WebSocket) goes on as one.
+//! The data plane carries HTTP, so that is what is forwarded: request by request, with the headers that route it, each
+//! body as it comes, in both directions. A connection that is upgraded (WebSocket) goes on as one.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};

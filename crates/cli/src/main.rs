@@ -2,9 +2,8 @@
 //! sandbox.
 //!
 //! The folders: `commands` has one file a command, `guest` speaks to the agent in a sandbox, `attach` is an interactive
-//! session, `transfer` copies files, `dockerfile`
-//! makes steps of a Dockerfile. What a command prints for programs goes to standard output, what it says to people while it works to
-//! standard error.
+//! session, `transfer` copies files, `dockerfile` makes steps of a Dockerfile. What a command prints for programs goes
+//! to standard output, what it says to people while it works to standard error.
 
 #![forbid(unsafe_code)]
 

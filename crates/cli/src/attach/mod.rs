@@ -8,7 +8,8 @@
 //!             watch: is the sandbox still there, keep it from expiring while somebody types
 //! ```
 //!
-//! The session ends with the shell, or whatever program it is, with the sandbox, with contact to it, or with a signal to us. The sandbox stays.
+//! The session ends with the shell (or whatever program it is), with the sandbox, with contact to it, or with a signal
+//! to us. The sandbox stays.
 
 mod ending;
 mod input;
@@ -97,11 +98,11 @@ pub(crate) async fn attach(client: &Client, sandbox: &Sandbox) -> anyhow::Result
     Ok(ExitCode::from(ending.code()))
 }
 
-/// Runs a program that has a terminal, which is this one until it ends, with the keys typed here if `input`. Its limit is
-/// kept here, too.
+/// Runs a program that has a terminal, which is this one until it ends, with the keys typed here if `input`. Its limit
+/// is kept here, too.
 ///
-/// Errors: the program does not start. From then on, whatever happens is an ending, not an error, and the terminal is as
-/// it was.
+/// Errors: the program does not start. From then on, whatever happens is an ending, not an error, and the terminal is
+/// as it was.
 pub(crate) async fn interact(
     client: &Client,
     guest: Guest,

@@ -168,10 +168,10 @@ impl Running {
 
 /// Sends chunks as fast as the command reads them, and their end.
 ///
-/// A command may close its standard input, or end, before it has read everything. The agent says so at once, and its answer
-/// may be lost with the connection that still carries input. That looks the same as a connection that broke for another
-/// reason, so the command does not learn of an end then: it must not take a part for all of it. If it does not end soon
-/// either, the user is told.
+/// A command may close its standard input, or end, before it has read everything. The agent says so at once, and its
+/// answer may be lost with the connection that still carries input. That looks the same as a connection that broke for
+/// another reason, so the command does not learn of an end then: it must not take a part for all of it. If it does not
+/// end soon either, the user is told.
 async fn pour(guest: Guest, pid: u32, chunks: Keys) {
     let first = futures::stream::iter([input::to(pid)]);
     let poured = match guest.stream_input(first.chain(messages(chunks))).await {

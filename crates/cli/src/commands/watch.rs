@@ -69,7 +69,8 @@ fn is_passing(error: &ClientError) -> bool {
     error.status().is_none_or(|status| status.is_server_error())
 }
 
-/// What is new or different, as the server has it, and what is gone, with that as its state. `known` is brought up to date.
+/// What is new or different, as the server has it, and what is gone, with that as its state. `known` is brought up to
+/// date.
 fn changes(known: &mut BTreeMap<String, Value>, items: Vec<Value>) -> Vec<Value> {
     let id = |item: &Value| item["sandboxID"].as_str().unwrap_or_default().to_owned();
     let now: BTreeMap<_, _> = items.iter().map(|item| (id(item), item.clone())).collect();

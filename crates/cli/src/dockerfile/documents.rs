@@ -1,6 +1,7 @@
 //! Documents behind a command: `RUN cat <<EOF > /x`.
 //!
-//! The parser knows documents that are the command; a command with a document is one, too, once another is put around it:
+//! The parser knows documents that are the command; a command with a document is one, too, once another is put around
+//! it:
 //!
 //! ```text
 //! RUN cat <<EOF > /x         RUN <<AENV-0

@@ -3,8 +3,8 @@
 /// The value of a variable.
 pub(super) type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Puts the values of variables in the place of their names: `$NAME`, `${NAME}`, `${NAME:-other}`, `${NAME:+other}`, and
-/// both without the colon. `\$` is a dollar sign.
+/// Puts the values of variables in the place of their names: `$NAME`, `${NAME}`, `${NAME:-other}`, `${NAME:+other}`,
+/// and both without the colon. `\$` is a dollar sign.
 pub(super) fn expand(text: &str, value_of: &Lookup<'_>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -54,8 +54,8 @@ fn name_of(text: &str) -> Option<&str> {
     Some(&text[..end]).filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
 }
 
-/// The pairs of an `ENV` or `ARG`, whose values still have their variables, as [`expand`] takes them: what was quoted from
-/// that is protected by backslashes. `None` as a value: no `=`. Errors: a quote that is not closed.
+/// The pairs of an `ENV` or `ARG`, whose values still have their variables, as [`expand`] takes them: what was quoted
+/// from that is protected by backslashes. `None` as a value: no `=`. Errors: a quote that is not closed.
 pub(super) fn pairs(text: &str) -> Result<Vec<(String, Option<String>)>, String> {
     let words = split(text)?;
     Ok(words

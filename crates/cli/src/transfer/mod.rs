@@ -1,7 +1,7 @@
 //! Copies files and trees between here and a sandbox.
 //!
-//! A tree is looked at whole before anything of it is copied, so that what cannot be copied (links, devices) and what is in
-//! the way is told at once. Then directories are made, then files are copied one by one.
+//! A tree is looked at whole before anything of it is copied, so that what cannot be copied (links, devices) and what
+//! is in the way is told at once. Then directories are made, then files are copied one by one.
 
 mod download;
 mod partial;
