@@ -377,6 +377,12 @@ async fn logs_are_lines_or_json_and_the_newest_come_last() {
     let lines: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines, [logged(2, "info", "resumed"), logged(3, "warn", "paused")], "{ran:?}");
     assert!(server.called(&format!("{path}?limit=2&direction=backward&level=info")).is_some());
+    // None of what is there, and all that comes.
+    server.answer(&format!("{path}?limit=1&direction=backward"), 200, json!({"logs": [logged(3, "warn", "paused")]}));
+    server.set_sandbox("deleted");
+    let ran = user.run(&["logs", "-f", "-n", "0", SANDBOX]).await;
+    assert_eq!((ran.code, &*ran.stdout), (Some(0), "2026-01-31T12:00:00.001Z info  sandbox: created\n"), "{ran:?}");
+    assert!(server.called(&format!("{path}?cursor=1769860800004&limit=1000")).is_some(), "{:?}", server.calls());
 }
 
 #[tokio::test]

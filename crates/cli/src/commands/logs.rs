@@ -22,8 +22,11 @@ pub(crate) async fn run(client: &Client, logs: &Logs) -> anyhow::Result<()> {
     let level = logs.level.map(Into::into);
     let mut cursor = since.map(Timestamp::as_millisecond);
     if let Some(tail) = logs.tail {
-        let entries = newest(client, sandbox, LogsQuery { level, ..LogsQuery::default() }, tail, cursor).await?;
-        show(logs, &entries, &mut cursor)?;
+        // Of none, too, the newest says where what comes begins.
+        let query = LogsQuery { level, ..LogsQuery::default() };
+        let entries = newest(client, sandbox, query, tail.max(1), cursor).await?;
+        cursor = entries.last().map(after).or(cursor);
+        show(logs, &entries[entries.len() - tail.min(entries.len())..], &mut cursor)?;
         if cursor.is_none() {
             // Nothing so far; all that comes is new.
             cursor = Some(0);
@@ -84,10 +87,14 @@ fn show(logs: &Logs, entries: &[SandboxLogEntry], cursor: &mut Option<i64>) -> a
         } else {
             output::line(text(entry))?;
         }
-        // No two entries of a sandbox have the same millisecond.
-        *cursor = Some(entry.timestamp.as_millisecond() + 1);
+        *cursor = Some(after(entry));
     }
     Ok(())
+}
+
+/// Where the next entry may be. No two of a sandbox have the same millisecond.
+fn after(entry: &SandboxLogEntry) -> i64 {
+    entry.timestamp.as_millisecond() + 1
 }
 
 /// An entry in one line: when, how much it matters, who says so, what, and what belongs to it.
