@@ -218,6 +218,13 @@ async fn input_that_a_command_does_not_take_is_held_back_and_dropped() {
     // It goes on after it has closed its input.
     let output = with_input(&["sh", "-c", "exec 0<&-; sleep 0.5; echo on"]).output().await.unwrap();
     assert_eq!((output.status.code(), output.stdout.trim_ascii()), (Some(0), &b"on"[..]), "{output:?}");
+    // Nobody reads the output any more, while there is still much to read and to send.
+    let mut child = with_input(&["cat"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    tokio::io::AsyncReadExt::read_exact(&mut stdout, &mut [0; 10]).await.unwrap();
+    drop(stdout);
+    let status = tokio::time::timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), Some(141));
     // While the command sleeps, reading stops: what we have read is bounded.
     let mut child = with_input(&["sleep", "1000"]).stdout(Stdio::piped()).spawn().unwrap();
     let fdinfo = format!("/proc/{}/fdinfo/0", child.id().unwrap());
