@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 
 use crate::key::{ApiKeyInfo, CreatedApiKey, NewApiKey};
 use crate::{
-    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, ForkRequest, ForkResult,
-    ListQuery, NEXT_TOKEN_HEADER, NetworkUpdate, NewColdSandbox, NewSandbox, NewSnapshot, PauseRequest, RefreshRequest,
-    RollbackRequest, Sandbox, SandboxDetail, SnapshotInfo, TemplateBuildStartV2, TemplateCreateV3, TemplateCreated,
-    TemplateWithBuilds, TimeoutRequest,
+    API_KEY_HEADER, AliasAnswer, ApiErrorBody, BuildStatus, BuildStatusQuery, ConnectRequest, FilesLink, ForkRequest,
+    ForkResult, ListQuery, LogsQuery, NEXT_TOKEN_HEADER, NetworkUpdate, NewColdSandbox, NewSandbox, NewSnapshot,
+    PauseRequest, RefreshRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxLogsV2, SnapshotInfo,
+    TemplateBuildStartV2, TemplateCreateV3, TemplateCreated, TemplateWithBuilds, TimeoutRequest,
 };
 
 /// Longest wait for a TCP (and TLS) connection.
@@ -148,8 +148,8 @@ pub struct Page<T> {
 
 /// A control plane, reached with one API key. Cheap to clone; clones share connections.
 ///
-/// Every call waits at most 5 s for a connection and 120 s in all, and is sent once. Cancel safety: if a call is dropped,
-/// the server may or may not have carried it out; read the state back.
+/// Every call waits at most 5 s for a connection and 120 s in all, and is sent once. Cancel safety: if a call is
+/// dropped, the server may or may not have carried it out; read the state back.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -161,11 +161,16 @@ impl Client {
     ///
     /// Opens no connection. Errors: [`ClientError::ServerUrl`], [`ClientError::ApiKey`], [`ClientError::SetUp`].
     pub fn new(server: &str, api_key: &str) -> Result<Self, ClientError> {
+        Self::with_patience(server, api_key, CONNECT_TIMEOUT, TOTAL_TIMEOUT)
+    }
+
+    /// The same, which waits `connect` for a connection and `total` in all.
+    pub fn with_patience(server: &str, api_key: &str, connect: Duration, total: Duration) -> Result<Self, ClientError> {
         let base = parse_server(server)?;
         let mut key = HeaderValue::from_str(api_key).map_err(|_| ClientError::ApiKey)?;
         key.set_sensitive(true);
         let key = HeaderMap::from_iter([(HeaderName::from_static(API_KEY_HEADER), key)]);
-        let builder = http_builder(server)?.timeout(TOTAL_TIMEOUT).default_headers(key);
+        let builder = http_builder(server)?.connect_timeout(connect).timeout(total).default_headers(key);
         let http = builder.build().map_err(|source| ClientError::SetUp { source })?;
         Ok(Self { http, base })
     }
@@ -196,7 +201,8 @@ impl Client {
         self.call(Method::POST, "/sandboxes-cold", Some(request)).await
     }
 
-    /// `GET /v2/sandboxes`: one page, as [`crate::ListedSandbox`], or as [`serde_json::Value`] to keep the server's words.
+    /// `GET /v2/sandboxes`: one page, as [`crate::ListedSandbox`], or as [`serde_json::Value`] to keep the server's
+    /// words.
     pub async fn list_sandboxes<T: DeserializeOwned>(&self, query: &ListQuery) -> Result<Page<T>, ClientError> {
         let text = |value: &Option<String>| value.clone();
         let query = [
@@ -279,6 +285,37 @@ impl Client {
     /// `POST /sandboxes/{id}/refreshes`: the sandbox lives `duration` seconds more at least.
     pub async fn refresh(&self, id: impl Display, request: &RefreshRequest) -> Result<(), ClientError> {
         self.call_empty(Method::POST, &format!("/sandboxes/{}/refreshes", segment(id)), Some(request)).await
+    }
+
+    /// `GET /v2/sandboxes/{id}/logs`: from a millisecond on, in either direction.
+    pub async fn sandbox_logs(&self, id: impl Display, query: &LogsQuery) -> Result<SandboxLogsV2, ClientError> {
+        let path = format!("/v2/sandboxes/{}/logs", segment(id));
+        let query = [
+            ("cursor", query.cursor.map(|cursor| cursor.to_string())),
+            ("limit", query.limit.map(|limit| limit.to_string())),
+            ("direction", query.backward.then(|| "backward".to_owned())),
+            ("level", query.level.map(|level| level.name().to_owned())),
+        ];
+        let response = self.send(Method::GET, &path, &query, None::<&()>).await?;
+        self.read(&format!("GET {path}"), response).await
+    }
+
+    /// `GET /sandboxes/{id}/metrics`: oldest first, from `start` in Unix seconds on.
+    pub async fn sandbox_metrics<T: DeserializeOwned>(
+        &self,
+        id: impl Display,
+        start: Option<i64>,
+    ) -> Result<Vec<T>, ClientError> {
+        let path = format!("/sandboxes/{}/metrics", segment(id));
+        let query = [("start", start.map(|start| start.to_string()))];
+        let response = self.send(Method::GET, &path, &query, None::<&()>).await?;
+        self.read(&format!("GET {path}"), response).await
+    }
+
+    /// `GET /templates/{id}/files/{hash}`: whether files are there, and where they can be put.
+    pub async fn files_link(&self, template: impl Display, hash: &str) -> Result<FilesLink, ClientError> {
+        let path = format!("/templates/{}/files/{}", segment(template), segment(hash));
+        self.call(Method::GET, &path, None::<&()>).await
     }
 
     /// `POST /v3/templates`: announces a template; [`Client::start_build`] makes it.

@@ -2,8 +2,8 @@
 //! E2B's public API plus our own, and a client for them.
 //!
 //! Types are plain serde structs. Keys that official clients require are always written; optional ones are left out
-//! when there is nothing to say. Unknown keys are tolerated, as newer SDKs add some. Nothing here decides: defaults that
-//! differ between two forms of a call, and refusals of what is not supported, are the server's.
+//! when there is nothing to say. Unknown keys are tolerated, as newer SDKs add some. Nothing here decides: defaults
+//! that differ between two forms of a call, and refusals of what is not supported, are the server's.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,9 @@ pub use key::{ApiKeyInfo, CreatedApiKey, KeyMask, KeyScope, NewApiKey, RenamedAp
 pub use list::{ListFilter, ListQuery, PageQuery, ParseListQueryError, decode_metadata_filter, encode_metadata_filter};
 pub use network::{EgressProxy, EgressProxyTls, NetworkConfig, NetworkUpdate};
 pub use node::{MachineInfo, Node, NodeDisk, NodeMetrics, Team};
-pub use observe::{SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics};
+pub use observe::{
+    LogsQuery, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
+};
 pub use page::{Cursor, Order, ParseCursorError, paginate};
 pub use plain::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
 pub use sandbox::{

@@ -61,6 +61,19 @@ pub struct SandboxLog {
     pub line: String,
 }
 
+/// Query of `GET /v2/sandboxes/{id}/logs`, as a client asks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogsQuery {
+    /// The first Unix millisecond, in the direction asked for.
+    pub cursor: Option<i64>,
+    /// Entries to give at most, up to 1000.
+    pub limit: Option<usize>,
+    /// The newest first.
+    pub backward: bool,
+    /// Least level to give; absent: all.
+    pub level: Option<LogLevel>,
+}
+
 /// Answer to `GET /v2/sandboxes/{id}/logs`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxLogsV2 {

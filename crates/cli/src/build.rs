@@ -5,8 +5,9 @@ use std::time::Duration;
 use aenv_api::{BuildLogEntry, BuildReason, BuildState, BuildStatus, BuildStatusQuery, Client, ClientError, LogLevel};
 use aenv_model::{BuildId, TemplateId};
 use anyhow::bail;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 
+use crate::args::Format;
 use crate::output;
 use crate::progress::StatusLine;
 
@@ -24,13 +25,29 @@ pub(crate) struct Build {
     pub(crate) build: BuildId,
     /// How the user names the template.
     pub(crate) name: String,
+    /// Where each step is from, if that says more than its number.
+    pub(crate) origins: Vec<String>,
+    /// Whether what it says stays on a terminal, too.
+    pub(crate) verbose: bool,
+}
+
+impl Build {
+    /// A build without steps of the user's.
+    pub(crate) fn of(template: TemplateId, build: BuildId, name: String) -> Self {
+        Self { template, build, name, origins: Vec::new(), verbose: false }
+    }
 }
 
 /// Waits until the build has ended and shows it meanwhile, at most `limit`.
 ///
 /// Errors: the build's failure, with its reason; the time is over; the server cannot be asked any more.
 /// Cancel safety: the build goes on at the server.
-pub(crate) async fn wait(client: &Client, build: &Build, limit: Option<Duration>) -> anyhow::Result<()> {
+pub(crate) async fn wait(
+    client: &Client,
+    build: &Build,
+    limit: Option<Duration>,
+    format: Option<Format>,
+) -> anyhow::Result<()> {
     let deadline = limit.map(|limit| Instant::now() + limit);
     let following = follow(client, build);
     let ended = match deadline {
@@ -44,10 +61,33 @@ pub(crate) async fn wait(client: &Client, build: &Build, limit: Option<Duration>
         },
     };
     match ended.status {
-        BuildState::Error => bail!(failure(ended.reason)),
-        _ => output::line(format_args!("Build succeeded: template {} is ready.", build.template))?,
+        BuildState::Error => bail!(failure(ended.reason, &build.origins)),
+        _ => {
+            let ended = BuildStatus { logs: Vec::new(), log_entries: Vec::new(), ..ended };
+            output::object(&ended, format, format_args!("Build succeeded: template {} is ready.", build.template))
+        }
     }
-    Ok(())
+}
+
+/// Prints the build's log, entry by entry; with `follow` until its end.
+pub(crate) async fn print_logs(client: &Client, build: &Build, follow: bool) -> anyhow::Result<()> {
+    let mut seen = 0;
+    loop {
+        let query = BuildStatusQuery { logs_offset: Some(seen), limit: Some(LOG_PAGE), level: None };
+        let status = client.build_status(build.template, build.build, &query).await?;
+        seen += status.log_entries.len();
+        for entry in &status.log_entries {
+            let time = entry.timestamp.strftime("%Y-%m-%dT%H:%M:%S.%3fZ");
+            output::line(format_args!("{time} {:<5} {}", entry.level.name(), entry.message.trim_end()))?;
+        }
+        if status.log_entries.len() == LOG_PAGE {
+            continue;
+        }
+        if !follow || status.status.is_terminal() {
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
 }
 
 /// Shows the build until its last status, which is given back.
@@ -76,7 +116,7 @@ async fn follow(client: &Client, build: &Build) -> anyhow::Result<BuildStatus> {
         seen += status.log_entries.len();
         for entry in &status.log_entries {
             if !repeats(entry, status.reason.as_ref()) {
-                show(&line, entry);
+                show(&line, entry, build.verbose);
             }
             latest = entry.message.lines().last().map(str::to_owned);
         }
@@ -96,11 +136,11 @@ async fn follow(client: &Client, build: &Build) -> anyhow::Result<BuildStatus> {
 
 /// On a terminal, progress lives in the status line and only what is out of the ordinary stays; elsewhere every entry
 /// is a line.
-fn show(line: &StatusLine, entry: &BuildLogEntry) {
+fn show(line: &StatusLine, entry: &BuildLogEntry, verbose: bool) {
     let message = entry.message.trim_end();
     match entry.level {
         LogLevel::Debug => {}
-        LogLevel::Info if line.is_live() => {}
+        LogLevel::Info if line.is_live() && !verbose => {}
         LogLevel::Info => line.keep(message),
         LogLevel::Warn => line.keep(&format!("warning: {message}")),
         LogLevel::Error => line.keep(&format!("error: {message}")),
@@ -120,8 +160,14 @@ fn is_passing(error: &ClientError) -> bool {
     }
 }
 
-fn failure(reason: Option<BuildReason>) -> String {
+fn failure(reason: Option<BuildReason>, origins: &[String]) -> String {
+    // Numbers begin at 1.
+    let origin = |step: &str| origins.get(step.parse::<usize>().ok()?.checked_sub(1)?);
     match reason {
+        Some(BuildReason { message, step: Some(step), .. }) if origin(&step).is_some() => {
+            let origin = origin(&step).map(String::as_str).unwrap_or_default();
+            format!("Build failed: {message} (step: {step}, {origin})")
+        }
         Some(BuildReason { message, step: Some(step), .. }) => format!("Build failed: {message} (step: {step})"),
         Some(BuildReason { message, .. }) => format!("Build failed: {message}"),
         None => "Build failed, and the server does not say why".to_owned(),
@@ -139,7 +185,10 @@ mod tests {
             step: step.map(str::to_owned),
             log_entries: Vec::new(),
         };
-        assert_eq!(failure(Some(reason(Some("base")))), "Build failed: no such image (step: base)");
-        assert_eq!(failure(Some(reason(None))), "Build failed: no such image");
+        let origins = ["line 3: RUN x".to_owned()];
+        assert_eq!(failure(Some(reason(Some("base"))), &origins), "Build failed: no such image (step: base)");
+        assert_eq!(failure(Some(reason(Some("1"))), &origins), "Build failed: no such image (step: 1, line 3: RUN x)");
+        assert_eq!(failure(Some(reason(Some("2"))), &[]), "Build failed: no such image (step: 2)");
+        assert_eq!(failure(Some(reason(None)), &origins), "Build failed: no such image");
     }
 }

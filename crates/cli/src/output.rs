@@ -21,6 +21,19 @@ pub(crate) fn line(text: impl std::fmt::Display) -> Result<(), OutputError> {
     Ok(out.flush()?)
 }
 
+/// Prints one object for programs, or a sentence about it.
+pub(crate) fn object(
+    value: &impl serde::Serialize,
+    format: Option<Format>,
+    sentence: impl std::fmt::Display,
+) -> anyhow::Result<()> {
+    match format {
+        Some(Format::Json) => line(serde_json::to_string_pretty(value)?)?,
+        _ => line(sentence)?,
+    }
+    Ok(())
+}
+
 /// Prints a list in the format asked for: by default a table on a terminal, JSON otherwise.
 ///
 /// Errors: an item that is no `T`, for a table; standard output.
@@ -38,7 +51,8 @@ pub(crate) fn list<T: DeserializeOwned>(
     Ok(())
 }
 
-fn table<T: DeserializeOwned>(
+/// A list as columns under a header.
+pub(crate) fn table<T: DeserializeOwned>(
     items: &[Value],
     header: &[&str],
     row: impl Fn(T) -> Vec<String>,

@@ -23,7 +23,7 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The messages from the outermost to the innermost cause, in one line.
-fn chain(error: &anyhow::Error) -> String {
+pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut in_http = false;
     let mut causes = error.chain().peekable();

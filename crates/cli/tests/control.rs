@@ -346,10 +346,228 @@ async fn templates_are_found_by_id_and_by_name() {
 }
 
 #[tokio::test]
-async fn completion_scripts_know_the_commands() {
+async fn completion_scripts_ask_the_program_itself() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = User::fresh().run(&["completion", shell]).await;
-        let known = ["template", "pause", "resume", "fork", "snapshot"].iter().all(|word| ran.stdout.contains(word));
-        assert!(ran.code == Some(0) && known, "{shell}: {ran:?}");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stdout.contains("COMPLETE=") && ran.stdout.contains(shell), "{shell}: {ran:?}");
     }
+}
+
+/// A log entry at a millisecond.
+fn logged(millisecond: u32, level: &str, message: &str) -> Value {
+    json!({"timestamp": format!("2026-01-31T12:00:00.{millisecond:03}Z"), "level": level, "message": message,
+        "fields": {"logger": "sandbox"}})
+}
+
+#[tokio::test]
+async fn logs_are_lines_or_json_and_the_newest_come_last() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let path = format!("GET /v2/sandboxes/{SANDBOX}/logs");
+    server.answer(&format!("{path}?cursor="), 200, json!({"logs": [logged(1, "info", "created")]}));
+    server.answer(
+        &format!("{path}?limit=2&direction=backward"),
+        200,
+        json!({"logs": [logged(3, "warn", "paused"), logged(2, "info", "resumed")]}),
+    );
+    let ran = user.run(&["logs", "--since", "1h", SANDBOX]).await;
+    assert_eq!((ran.code, &*ran.stdout), (Some(0), "2026-01-31T12:00:00.001Z info  sandbox: created\n"), "{ran:?}");
+    let ran = user.run(&["logs", "-n", "2", "--level", "info", "--json", SANDBOX]).await;
+    let lines: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines, [logged(2, "info", "resumed"), logged(3, "warn", "paused")], "{ran:?}");
+    assert!(server.called(&format!("{path}?limit=2&direction=backward&level=info")).is_some());
+    // None of what is there, and all that comes.
+    server.answer(&format!("{path}?limit=1&direction=backward"), 200, json!({"logs": [logged(3, "warn", "paused")]}));
+    server.set_sandbox("deleted");
+    let ran = user.run(&["logs", "-f", "-n", "0", SANDBOX]).await;
+    assert_eq!((ran.code, &*ran.stdout), (Some(0), "2026-01-31T12:00:00.001Z info  sandbox: created\n"), "{ran:?}");
+    assert!(server.called(&format!("{path}?cursor=1769860800004&limit=1000")).is_some(), "{:?}", server.calls());
+}
+
+#[tokio::test]
+async fn followed_logs_go_on_to_the_sandboxs_end() {
+    let server = Server::start().await;
+    let path = format!("GET /v2/sandboxes/{SANDBOX}/logs?");
+    server.answer(&path, 200, json!({"logs": [logged(1, "info", "created")]}));
+    server.answer(&path, 200, json!({"logs": []}));
+    server.answer(&path, 200, json!({"logs": [logged(5, "info", "ended")]}));
+    server.answer(&path, 200, json!({"logs": []}));
+    let mut child = User::of(&server.url).command(&["logs", "-f", SANDBOX]);
+    let child = child.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    support::eventually("it has asked for more", || server.calls().len() >= 6).await;
+    assert!(server.called(&format!("{path}cursor=1769860800002&limit=1000")).is_some(), "{:?}", server.calls());
+    server.set_sandbox("deleted");
+    server.answer_first(&path, 200, json!({"logs": [logged(9, "info", "the last word")]}));
+    let output = tokio::time::timeout(support::PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("2026-01-31T12:00:00.001Z info  sandbox: created\n"), "{text}");
+    assert!(text.contains("ended\n") && text.ends_with("the last word\n"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_list_is_told_by_its_changes_or_drawn_over() {
+    use tokio::io::{AsyncBufReadExt as _, BufReader};
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    server.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    server.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    server.answer("GET /v2/sandboxes", 200, json!([listed("paused")]));
+    server.answer("GET /v2/sandboxes", 200, json!([]));
+    let mut child = user.command(&["ls", "--watch"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for state in ["running", "paused", "gone"] {
+        let line = tokio::time::timeout(support::PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+        let item: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((item["sandboxID"].as_str(), item["state"].as_str()), (Some(SANDBOX), Some(state)));
+    }
+    child.kill().await.unwrap();
+    server.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    let pty = support::pty::Pty::run(user.command(&["ls", "--watch"]), 200, 24);
+    pty.sees("\x1b[H").await;
+    pty.sees("SANDBOX ID").await;
+    pty.sees(SANDBOX).await;
+}
+
+#[tokio::test]
+async fn metrics_are_the_newest_or_all_of_a_time() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let metric = |at: i64| {
+        json!({"timestamp": "2026-01-31T12:00:00Z", "timestampUnix": at, "cpuCount": 2,
+        "cpuUsedPct": 12.345, "memUsed": 64 << 20, "memTotal": 1 << 30, "memCache": 0, "diskUsed": 3 << 20,
+        "diskTotal": 2u64 << 30})
+    };
+    server.answer(&format!("GET /sandboxes/{SANDBOX}/metrics"), 200, json!([metric(1), metric(2)]));
+    let ran = user.run(&["metrics", SANDBOX]).await;
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), json!([metric(2)]), "{ran:?}");
+    let ran = user.run(&["metrics", "--since", "10m", "--output", "table", SANDBOX]).await;
+    assert_eq!(ran.stdout.lines().count(), 3, "{ran:?}");
+    assert!(ran.stdout.contains("12.3   2     64              1024       3                2048"), "{ran:?}");
+    server.answer_first(&format!("GET /sandboxes/{SANDBOX}/metrics"), 200, json!([]));
+    assert!(user.run(&["metrics", SANDBOX]).await.stderr.contains("no metrics"));
+}
+
+#[tokio::test]
+async fn profiles_stand_for_servers() {
+    let (first, second) = (Server::start().await, Server::start().await);
+    first.answer("GET /v2/sandboxes", 200, json!([listed("running")]));
+    second.answer("GET /v2/sandboxes", 200, json!([]));
+    let user = User::fresh();
+    for (words, server) in [(&["auth"][..], &first), (&["auth", "--profile", "work"], &second)] {
+        let ran = user.run_with_input(words, &format!("{}\n{KEY}\n", server.url)).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    let empty = async |words: &[&str]| user.run(words).await.stdout == "[]\n";
+    assert!(!empty(&["ls"]).await);
+    assert!(empty(&["ls", "--profile", "work"]).await && empty(&["--profile", "work", "ls"]).await);
+    let output = user.command(&["ls"]).env("AENV_PROFILE", "work").output().await.unwrap();
+    assert_eq!(output.stdout, b"[]\n");
+    // Variables beat what is stored, but not what is asked for in so many words.
+    let with_variables = async |words: &[&str]| {
+        let mut command = user.command(words);
+        command.env("AENV_SERVER", &first.url).env("AENV_API_KEY", KEY).output().await.unwrap().stdout
+    };
+    assert_ne!(with_variables(&["ls"]).await, b"[]\n");
+    assert_eq!(with_variables(&["ls", "--profile", "work"]).await, b"[]\n");
+
+    assert_eq!(user.run(&["profile", "use", "work"]).await.stdout, "Using profile work\n");
+    assert!(empty(&["ls"]).await && !empty(&["ls", "--profile", "default"]).await);
+    let ran = user.run(&["profile", "list"]).await;
+    let expected = json!([{"name": "default", "url": first.url, "current": false},
+        {"name": "work", "url": second.url, "current": true}]);
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap(), expected, "{ran:?}");
+    assert!(!ran.stdout.contains(KEY));
+    for path in ["profiles/work", "credentials"] {
+        let path = user.credentials_path().with_file_name(path);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(path.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    assert_eq!(user.run(&["profile", "rm", "work"]).await.stdout, "Deleted profile work\n");
+    assert!(!empty(&["ls"]).await);
+    let ran = user.run(&["ls", "--profile", "work"]).await;
+    assert!(ran.code == Some(1) && ran.stderr.contains("there is no profile work"), "{ran:?}");
+}
+
+/// What bash would offer at the end of `words`.
+async fn offered(user: &User, words: &[&str]) -> Vec<String> {
+    let mut command = user.command(&[&["--"], words].concat());
+    let index = (words.len() - 1).to_string();
+    command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", index).env("_CLAP_COMPLETE_COMP_TYPE", "9");
+    command.env("_CLAP_IFS", "\n");
+    let output = command.output().await.unwrap();
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn shells_offer_the_sandboxes_that_a_command_is_for() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    let id = |n: u32| SANDBOX.replace("000000000001", &format!("{n:012}"));
+    let of = |n: u32, state: &str| {
+        let mut item = listed(state);
+        item["sandboxID"] = json!(id(n));
+        item
+    };
+    server.answer("GET /v2/sandboxes?state=running&", 200, json!([of(1, "running")]));
+    server.answer("GET /v2/sandboxes?state=paused", 200, json!([of(2, "paused")]));
+    server.answer("GET /v2/sandboxes?state=running%2Cpaused", 200, json!([of(1, "running"), of(2, "paused")]));
+    for command in
+        [&["pause"][..], &["exec"], &["exec", "-i"], &["timeout"], &["upload"], &["download"], &["snapshot", "create"]]
+    {
+        let words = [&["aenv"], command, &["01"]].concat();
+        assert_eq!(offered(&user, &words).await, [id(1)], "{words:?}");
+    }
+    assert_eq!(offered(&user, &["aenv", "resume", ""]).await.iter().filter(|word| word.starts_with("01")).count(), 1);
+    assert!(offered(&user, &["aenv", "resume", ""]).await.contains(&id(2)));
+    for command in ["connect", "delete", "rm"] {
+        assert_eq!(offered(&user, &["aenv", command, "0"]).await, [id(1), id(2)], "{command}");
+    }
+    // Not for the command's own words, nor from somewhere else.
+    assert!(!offered(&user, &["aenv", "exec", &id(1), "0"]).await.contains(&id(1)));
+    assert!(offered(&user, &["aenv", "pause", "zz"]).await.is_empty());
+    assert!(offered(&user, &["aenv", "tem"]).await.contains(&"template".to_owned()));
+    let nobody = User::fresh();
+    assert!(offered(&nobody, &["aenv", "pause", "0"]).await.is_empty());
+    // A server that takes connections and says nothing is not waited for.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let started = std::time::Instant::now();
+    let user = User::of(&format!("http://{}", silent.local_addr().unwrap()));
+    assert!(offered(&user, &["aenv", "pause", "0"]).await.is_empty());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn manual_pages_are_written_for_every_command() {
+    let user = User::fresh();
+    let dir = user.home().join("man");
+    let ran = user.run(&["man", dir.to_str().unwrap()]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for page in ["aenv.1", "aenv-exec.1", "aenv-template-inspect.1"] {
+        let text = std::fs::read_to_string(dir.join(page)).unwrap();
+        assert!(text.contains(".SH SYNOPSIS"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn single_objects_come_as_json_where_asked_for() {
+    let server = Server::start().await;
+    let user = User::of(&server.url);
+    server.answer("POST /sandboxes", 201, sandbox());
+    let ran = user.run(&["start", "-d", "base", "--output", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap()["sandboxID"], SANDBOX, "{ran:?}");
+    let builds = json!([{"buildID": TEMPLATE, "status": "ready", "createdAt": "2026-01-31T12:00:00Z",
+        "updatedAt": "2026-01-31T12:00:01Z", "cpuCount": 2, "memoryMB": 512}]);
+    let template = json!({"templateID": TEMPLATE, "public": false, "aliases": ["x"], "names": ["x"],
+        "createdAt": "2026-01-31T12:00:00Z", "updatedAt": "2026-01-31T12:00:01Z", "spawnCount": 3, "builds": builds});
+    server.answer(&format!("GET /templates/{TEMPLATE}/builds"), 200, status("ready", &["one", "two"]));
+    server.answer(&format!("GET /templates/{TEMPLATE}"), 200, template);
+    let ran = user.run(&["template", "inspect", TEMPLATE]).await;
+    assert_eq!(serde_json::from_str::<Value>(&ran.stdout).unwrap()["builds"][0]["status"], "ready", "{ran:?}");
+    let ran = user.run(&["template", "inspect", TEMPLATE, "--output", "table"]).await;
+    assert!(ran.stdout.contains("Names      x\n") && ran.stdout.contains("BUILD ID"), "{ran:?}");
+    let ran = user.run(&["template", "logs", "-f", TEMPLATE]).await;
+    assert_eq!(ran.stdout.lines().count(), 2, "{ran:?}");
+    assert!(ran.stdout.starts_with("2026-01-31T12:00:00.000Z info  one\n"), "{ran:?}");
 }

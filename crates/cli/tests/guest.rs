@@ -158,6 +158,121 @@ async fn output_that_breaks_off_is_an_error_not_an_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn exec_takes_variables_a_directory_and_a_user() {
+    let Some(world) = world().await else { return };
+    let dir = world.user.home().canonicalize().unwrap();
+    let dir = dir.to_str().unwrap();
+    let mut command = world.user.command(&["exec", "-e", "A=one two", "-e", "OURS", "-w", dir, "-u", "root", SANDBOX]);
+    let script = "echo $A,$OURS,$PWD,$(id -un); cat | wc -c";
+    let output = command.args(["sh", "-c", script]).env("OURS", "ours").output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("one two,ours,{dir},root\n0\n"), "{output:?}");
+    for (option, value, why) in [("-u", "nobody-here", "invalid username"), ("-w", "/no/such/place", "does not exist")]
+    {
+        let ran = world.user.run(&["exec", option, value, SANDBOX, "true"]).await;
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.stderr.contains(why) && ran.stderr.contains(value), "{ran:?}");
+    }
+    let ran = world.user.run(&["exec", "-i", "box", "ls"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+}
+
+/// Octets that differ from each other everywhere.
+fn octets(length: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exec_hands_on_every_octet_of_its_input_and_its_end() {
+    let Some(world) = world().await else { return };
+    let sent = octets(50 << 20);
+    let path = world.user.home().join("input");
+    std::fs::write(&path, &sent).unwrap();
+    let mut command = world.user.command(&["exec", "-i", SANDBOX, "cat"]);
+    let output = command.stdin(std::fs::File::open(&path).unwrap()).output().await.unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout == sent, "{} octets came back", output.stdout.len());
+    let ran = world.user.run_with_input(&["exec", "-i", SANDBOX, "wc", "-c"], "").await;
+    assert_eq!((ran.code, ran.stdout.trim()), (Some(0), "0"), "{ran:?}");
+    let ran = world.user.run_with_input(&["exec", SANDBOX, "wc", "-c"], "unasked").await;
+    assert_eq!((ran.code, ran.stdout.trim()), (Some(0), "0"), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn input_that_a_command_does_not_take_is_held_back_and_dropped() {
+    let Some(world) = world().await else { return };
+    // More than all buffers on the way have room for.
+    let input = world.user.home().join("input");
+    std::fs::write(&input, octets(24 << 20)).unwrap();
+    let with_input = |words: &[&str]| {
+        let mut command = world.user.command(&[&["exec", "-i", SANDBOX], words].concat());
+        command.stdin(std::fs::File::open(&input).unwrap());
+        command
+    };
+    let output = with_input(&["sh", "-c", "head -c 3 | wc -c; exit 4"]).output().await.unwrap();
+    assert_eq!((output.status.code(), output.stdout.trim_ascii()), (Some(4), &b"3"[..]), "{output:?}");
+    // It goes on after it has closed its input.
+    let output = with_input(&["sh", "-c", "exec 0<&-; sleep 0.5; echo on"]).output().await.unwrap();
+    assert_eq!((output.status.code(), output.stdout.trim_ascii()), (Some(0), &b"on"[..]), "{output:?}");
+    // Nobody reads the output any more, while there is still much to read and to send.
+    let mut child = with_input(&["cat"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    tokio::io::AsyncReadExt::read_exact(&mut stdout, &mut [0; 10]).await.unwrap();
+    drop(stdout);
+    let status = tokio::time::timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), Some(141));
+    // While the command sleeps, reading stops: what we have read is bounded.
+    let mut child = with_input(&["sleep", "1000"]).stdout(Stdio::piped()).spawn().unwrap();
+    let fdinfo = format!("/proc/{}/fdinfo/0", child.id().unwrap());
+    let position = || -> u64 {
+        let info = std::fs::read_to_string(&fdinfo).unwrap();
+        info.lines().next().unwrap().trim_start_matches("pos:").trim().parse().unwrap()
+    };
+    eventually("it has read something", || position() > 0).await;
+    let mut before = u64::MAX;
+    eventually("it reads no more", || std::mem::replace(&mut before, position()) == position()).await;
+    assert!(position() < 20 << 20, "{} octets taken by a command that reads none", position());
+    kill_process(pid(&child.id().unwrap().to_string()), Signal::TERM).unwrap();
+    let status = tokio::time::timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), Some(143));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_takes_too_long_is_killed() {
+    let Some(world) = world().await else { return };
+    let mut command = world.user.command(&["exec", "--timeout", "1", SANDBOX, "sh", "-c", "echo $$; exec sleep 1000"]);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    is_gone(pid(&String::from_utf8(output.stdout).unwrap())).await;
+    assert_eq!(world.user.run(&["exec", "--timeout", "60", SANDBOX, "sh", "-c", "exit 3"]).await.code, Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exec_gives_a_command_a_terminal() {
+    let Some(world) = world().await else { return };
+    let script = "stty size; trap 'echo caught; exit 9' INT; echo re''ady; while :; do sleep 0.05; done";
+    let mut pty = Pty::run(world.user.command(&["exec", "-t", SANDBOX, "sh", "-c", script]), 90, 30);
+    let before = pty.mode();
+    pty.sees("30 90").await;
+    pty.sees("ready").await;
+    pty.is_raw().await;
+    pty.type_in("\x03");
+    assert_eq!(pty.exit_code().await, Some(9));
+    assert!(pty.shown().contains("caught") && !pty.shown().contains("aenv connect"), "{:?}", pty.shown());
+    assert_eq!(pty.mode(), before, "the terminal is as it was");
+    // Without one here, the command has one all the same, and input ends as a terminal's does.
+    let ran = world.user.run_with_input(&["exec", "-it", SANDBOX, "sh", "-c", "tty >&2; cat; exit 5"], "typed\n").await;
+    assert_eq!(ran.code, Some(5), "{ran:?}");
+    assert!(ran.stdout.contains("/dev/pts/") && ran.stdout.contains("typed\r\n"), "{ran:?}");
+    let ran = world.user.run(&["exec", "-t", "--timeout", "1", SANDBOX, "sleep", "1000"]).await;
+    assert_eq!(ran.code, Some(124), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connect_is_a_real_terminal() {
     let Some(world) = world().await else { return };
     let mut pty = Pty::run(world.user.command(&["connect", SANDBOX]), 80, 24);

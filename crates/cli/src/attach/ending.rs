@@ -6,7 +6,7 @@ use aenv_model::SandboxId;
 
 /// Why a session is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(crate) enum Ending {
     /// The shell exited; the code is as a shell reports it.
     Shell(u8),
     /// The agent closed the stream in order, without an exit code.
@@ -19,15 +19,21 @@ pub(super) enum Ending {
     Lost,
     /// We were told to end by a signal; the code is as a shell reports it.
     Interrupted(u8),
+    /// Its time was over, and it was killed.
+    Overdue,
 }
+
+/// Exit code for a program that took too long, as timeout(1) has it.
+pub(crate) const OVERDUE: u8 = 124;
 
 impl Ending {
     /// The exit code of `aenv`.
-    pub(super) fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Shell(code) | Self::Interrupted(code) => code,
             Self::Closed => 0,
             Self::Paused | Self::Deleted | Self::Lost => 130,
+            Self::Overdue => OVERDUE,
         }
     }
 
@@ -40,12 +46,13 @@ impl Ending {
             Self::Paused => format!("Sandbox {sandbox} was paused. Resume it with: aenv connect {sandbox}"),
             Self::Deleted => format!("Sandbox {sandbox} was deleted."),
             Self::Lost => format!("Contact with sandbox {sandbox} was lost. Reconnect with: aenv connect {sandbox}"),
+            Self::Overdue => "The program took too long and was killed.".to_owned(),
             Self::Interrupted(_) => return None,
         })
     }
 
     /// Tells the user, in one line on standard error. The terminal must be out of raw mode.
-    pub(super) fn tell(self, sandbox: SandboxId) {
+    pub(crate) fn tell(self, sandbox: SandboxId) {
         let Some(notice) = self.notice(sandbox) else { return };
         // Whatever the shell left on the line makes room.
         let clear = if io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
@@ -67,6 +74,7 @@ mod tests {
             (Ending::Deleted, 130),
             (Ending::Lost, 130),
             (Ending::Interrupted(143), 143),
+            (Ending::Overdue, 124),
         ];
         for (ending, code) in table {
             assert_eq!(ending.code(), code, "{ending:?}");

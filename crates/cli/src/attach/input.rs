@@ -4,19 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aenv_guest_proto::wire::process::process_input::Input;
-use aenv_guest_proto::wire::process::stream_input_request::{DataEvent, Event, KeepAlive, StartEvent};
-use aenv_guest_proto::wire::process::{ProcessInput, StreamInputRequest};
+use aenv_guest_proto::wire::process::StreamInputRequest;
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::keys::Keys;
-use crate::guest::{Guest, selector};
+use crate::guest::Guest;
+use crate::guest::input::{self, KEEPALIVE};
+use crate::stdin::Keys;
 
-/// A sign of life on an idle request: a proxy on the way may cut a silent body after 30 s.
-const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Pause before a broken request is opened again.
 const RETRY: Duration = Duration::from_millis(500);
 /// How often the end of our input is said again. A terminal forgets one that comes before its program reads it.
@@ -43,8 +40,7 @@ pub(super) async fn forward(guest: Guest, pid: u32, keys: Keys, activity: Arc<At
     let mut pending = None;
     loop {
         let (sender, requests) = mpsc::channel(1);
-        let start = StartEvent { process: selector(pid).into(), ..Default::default() };
-        let first = futures::stream::iter([request(Event::from(start))]);
+        let first = futures::stream::iter([input::to(pid)]);
         let call = guest.stream_input(first.chain(ReceiverStream::new(requests)));
         tokio::select! {
             _ = call => {}
@@ -62,12 +58,12 @@ async fn feed(sender: &mpsc::Sender<StreamInputRequest>, source: &mut Source, pe
         let Ok(place) = sender.reserve().await else { return };
         if let Some(chunk) = pending.take() {
             keepalive.reset();
-            place.send(data(chunk));
+            place.send(input::typed(chunk));
             continue;
         }
         tokio::select! {
             chunk = source.next() => *pending = Some(chunk),
-            _ = keepalive.tick() => place.send(request(Event::from(KeepAlive::default()))),
+            _ = keepalive.tick() => place.send(input::alive()),
         }
     }
 }
@@ -89,17 +85,10 @@ impl Source {
     }
 }
 
-fn data(chunk: Vec<u8>) -> StreamInputRequest {
-    let input = ProcessInput { input: Some(Input::Pty(chunk)), ..Default::default() };
-    request(Event::from(DataEvent { input: input.into(), ..Default::default() }))
-}
-
-fn request(event: Event) -> StreamInputRequest {
-    StreamInputRequest { event: Some(event), ..Default::default() }
-}
-
 #[cfg(test)]
 mod tests {
+    use aenv_guest_proto::wire::process::stream_input_request::Event;
+
     use super::*;
 
     fn source(keys: Keys) -> Source {

@@ -8,13 +8,12 @@
 //!             watch: is the sandbox still there, keep it from expiring while somebody types
 //! ```
 //!
-//! The session ends with the shell, with the sandbox, with contact to it, or with a signal to us. The sandbox stays.
+//! The session ends with the shell (or whatever program it is), with the sandbox, with contact to it, or with a signal
+//! to us. The sandbox stays.
 
 mod ending;
 mod input;
-mod keys;
 mod session;
-mod terminal;
 mod watch;
 
 use std::env;
@@ -24,12 +23,17 @@ use std::time::Duration;
 use aenv_api::{Client, ConnectRequest, Sandbox};
 use aenv_model::SandboxId;
 use anyhow::{Context as _, bail};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::guest::{Channel, Guest, Program};
 use crate::progress::StatusLine;
 use crate::signals::Interruptions;
+use crate::stdin;
+use crate::terminal::{self, RawMode};
+pub(crate) use ending::{Ending, OVERDUE};
 use session::Session;
-use terminal::RawMode;
+pub(crate) use watch::for_activity as keep_alive_while;
 
 /// Seconds to live that a session ensures at its beginning and while somebody types.
 const TIME_TO_LIVE: u32 = 300;
@@ -83,27 +87,70 @@ pub(crate) async fn attach(client: &Client, sandbox: &Sandbox) -> anyhow::Result
     let program = Program {
         command: shell.to_owned(),
         arguments: Vec::new(),
-        environment: shell_environment(|name| env::var(name).ok()),
+        environment: own_environment(),
+        directory: None,
+        user: None,
+        limit: None,
         channel: Channel::Terminal(terminal::size()),
     };
+    let ending = interact(client, guest, id, program, true).await?;
+    ending.tell(id);
+    Ok(ExitCode::from(ending.code()))
+}
+
+/// Runs a program that has a terminal, which is this one until it ends, with the keys typed here if `input`. Its limit
+/// is kept here, too.
+///
+/// Errors: the program does not start. From then on, whatever happens is an ending, not an error, and the terminal is
+/// as it was.
+pub(crate) async fn interact(
+    client: &Client,
+    guest: Guest,
+    sandbox: SandboxId,
+    program: Program,
+    input: bool,
+) -> anyhow::Result<Ending> {
+    let limit = program.limit;
     let interruptions = Interruptions::listen().context("take over signals")?;
-    // From here on, keys are the shell's; what is typed before it runs is kept for it.
-    let raw = RawMode::enter().context("set the terminal to raw mode")?;
-    let (keys, reader) = keys::read_stdin().context("read standard input")?;
-    let session = Session::start(client, guest, id, program).await;
-    let ending = match session {
-        Ok(session) => session.run(keys, interruptions).await,
+    // From here on, keys are the program's; what is typed before it runs is kept for it.
+    let raw = if input { Some(RawMode::enter().context("set the terminal to raw mode")?) } else { None };
+    // Without input, the keys neither come nor end.
+    let (silence, mut keys) = mpsc::channel(1);
+    let mut reader = None;
+    if input {
+        let (typed, thread) = stdin::read().context("read standard input")?;
+        (keys, reader) = (typed, Some(thread));
+    }
+    let ending = match Session::start(client, guest.clone(), sandbox, program).await {
+        Ok(session) => {
+            let pid = session.pid();
+            let running = session.run(keys, interruptions);
+            match limit {
+                None => running.await,
+                Some(limit) => match timeout(limit, running).await {
+                    Ok(ending) => ending,
+                    Err(_) => {
+                        // Best effort: the agent knows the limit as well.
+                        let _ = guest.kill(pid).await;
+                        Ok(Ending::Overdue)
+                    }
+                },
+            }
+        }
         Err(error) => {
             // Nobody takes keys any more: the reader must not wait for somebody who does.
             drop(keys);
             Err(error)
         }
     };
-    drop(reader);
+    drop((reader, silence));
     drop(raw);
-    let ending = ending?;
-    ending.tell(id);
-    Ok(ExitCode::from(ending.code()))
+    ending
+}
+
+/// What a program with a terminal learns of this one.
+pub(crate) fn own_environment() -> Vec<(String, String)> {
+    shell_environment(|name| env::var(name).ok())
 }
 
 async fn find_shell(guest: &Guest, sandbox: SandboxId) -> anyhow::Result<&'static str> {

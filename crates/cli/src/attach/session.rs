@@ -1,4 +1,4 @@
-//! The session's loop: the shell's output goes to the screen until something ends it.
+//! The session's loop: the program's output goes to the screen until something ends it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,12 +13,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::ending::Ending;
-use super::keys::Keys;
+use super::input;
 use super::watch::{self, Contact, LOST_AFTER};
-use super::{input, terminal};
 use crate::guest::{Event, Events, Guest, Program};
 use crate::output::OutputError;
 use crate::signals::Interruptions;
+use crate::stdin::Keys;
+use crate::terminal;
 
 /// Pause between two attempts to find the shell again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -47,6 +48,11 @@ impl Session {
             Some(Event::Started { pid }) => Ok(Self { client: client.clone(), guest, sandbox, pid, events }),
             other => bail!("{doing}: the agent's first word was {other:?}, not the shell's pid"),
         }
+    }
+
+    /// The program's pid in the sandbox.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Runs until the session's end. Errors: this terminal takes no more output.

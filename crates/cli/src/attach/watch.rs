@@ -11,8 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::TIME_TO_LIVE;
 use super::ending::Ending;
-use super::terminal;
 use crate::guest::{Guest, TerminalSize};
+use crate::terminal;
 
 /// Silence after which the sandbox counts as lost.
 pub(super) const LOST_AFTER: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ pub(super) async fn for_size(guest: Guest, pid: u32, mut known: TerminalSize) {
 }
 
 /// Renews the sandbox's time as long as keys are typed. Never returns.
-pub(super) async fn for_activity(client: Client, sandbox: SandboxId, activity: Arc<AtomicBool>) {
+pub(crate) async fn for_activity(client: Client, sandbox: SandboxId, activity: Arc<AtomicBool>) {
     let request = RefreshRequest { duration: Some(TIME_TO_LIVE) };
     let mut ticks = interval(REFRESH);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

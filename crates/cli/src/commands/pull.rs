@@ -34,11 +34,11 @@ pub(crate) async fn run(client: &Client, pull: Pull) -> anyhow::Result<()> {
         output::line(format_args!("Build started. Watch it with: aenv template watch {name}"))?;
         return Ok(());
     }
-    build::wait(client, &Build { template, build, name }, pull.timeout.map(Duration::from_secs)).await
+    build::wait(client, &Build::of(template, build, name), pull.timeout.map(Duration::from_secs), None).await
 }
 
 /// The same image with its path absolute, as the server has a working directory of its own.
-fn with_absolute_path(image: &str) -> anyhow::Result<String> {
+pub(super) fn with_absolute_path(image: &str) -> anyhow::Result<String> {
     let Some((scheme, path, tag)) = file_image(image) else { return Ok(image.to_owned()) };
     let path = absolute(path).with_context(|| format!("make the path in {image:?} absolute"))?;
     let path = path.to_str().with_context(|| format!("the absolute path of {image:?} is not UTF-8"))?;

@@ -1,8 +1,8 @@
 //! The commands that are one call each: `list`, `delete`, `timeout`, `pause`, `resume`, `rollback`, `fork`.
 
 use aenv_api::{
-    Client, ConnectRequest, ForkRequest, ForkResult, ListQuery, ListedSandbox, PauseRequest, RollbackRequest,
-    TimeoutRequest,
+    Client, ClientError, ConnectRequest, ForkRequest, ForkResult, ListQuery, ListedSandbox, PauseRequest,
+    RollbackRequest, TimeoutRequest,
 };
 use aenv_model::SandboxId;
 use anyhow::bail;
@@ -16,6 +16,11 @@ use crate::progress::StatusLine;
 const PAGE: &str = "100";
 
 pub(crate) async fn list(client: &Client, listing: &Listing) -> anyhow::Result<()> {
+    output::list(&all(client).await?, listing.output, &HEADER, row)
+}
+
+/// All pages, as the server has them.
+pub(super) async fn all(client: &Client) -> Result<Vec<Value>, ClientError> {
     let mut items = Vec::new();
     let mut query = ListQuery { limit: Some(PAGE.to_owned()), ..Default::default() };
     loop {
@@ -23,22 +28,26 @@ pub(crate) async fn list(client: &Client, listing: &Listing) -> anyhow::Result<(
         items.extend(page.items);
         query.next_token = page.next_token;
         if query.next_token.is_none() {
-            break;
+            return Ok(items);
         }
     }
-    let header = ["SANDBOX ID", "TEMPLATE", "STATE", "CPU", "MEM (MiB)", "DISK (MiB)", "STARTED"];
-    output::list(&items, listing.output, &header, |sandbox: ListedSandbox| {
-        let template = sandbox.alias.unwrap_or_else(|| sandbox.template_id.to_string());
-        vec![
-            sandbox.sandbox_id.to_string(),
-            cell(Some(&template)),
-            sandbox.state.name().to_owned(),
-            sandbox.cpu_count.to_string(),
-            sandbox.memory_mb.to_string(),
-            sandbox.disk_size_mb.to_string(),
-            time(sandbox.started_at),
-        ]
-    })
+}
+
+/// What [`row`] has the cells of.
+pub(super) const HEADER: [&str; 7] = ["SANDBOX ID", "TEMPLATE", "STATE", "CPU", "MEM (MiB)", "DISK (MiB)", "STARTED"];
+
+/// A sandbox's cells.
+pub(super) fn row(sandbox: ListedSandbox) -> Vec<String> {
+    let template = sandbox.alias.unwrap_or_else(|| sandbox.template_id.to_string());
+    vec![
+        sandbox.sandbox_id.to_string(),
+        cell(Some(&template)),
+        sandbox.state.name().to_owned(),
+        sandbox.cpu_count.to_string(),
+        sandbox.memory_mb.to_string(),
+        sandbox.disk_size_mb.to_string(),
+        time(sandbox.started_at),
+    ]
 }
 
 pub(crate) async fn delete(client: &Client, sandbox: SandboxId) -> anyhow::Result<()> {
@@ -66,18 +75,18 @@ pub(crate) async fn resume(client: &Client, resume: &Resume) -> anyhow::Result<(
     let sandbox = resume.sandbox_id;
     let status = StatusLine::while_waiting(&format!("Resuming sandbox {sandbox}"));
     let request = ConnectRequest { timeout: Some(resume.timeout), memory: resume.boot.then_some(false) };
-    client.connect_sandbox(sandbox, &request).await?;
+    let resumed = client.connect_sandbox(sandbox, &request).await?;
     drop(status);
-    Ok(output::line(format_args!("Resumed {sandbox}"))?)
+    output::object(&resumed, resume.output, format_args!("Resumed {sandbox}"))
 }
 
 /// What it has done since the snapshot is gone.
 pub(crate) async fn roll_back(client: &Client, rollback: &Rollback) -> anyhow::Result<()> {
     let (sandbox, snapshot) = (rollback.sandbox_id, &rollback.snapshot);
     let status = StatusLine::while_waiting(&format!("Rolling back sandbox {sandbox}"));
-    client.roll_back_sandbox(sandbox, &RollbackRequest { snapshot_id: snapshot.clone() }).await?;
+    let back = client.roll_back_sandbox(sandbox, &RollbackRequest { snapshot_id: snapshot.clone() }).await?;
     drop(status);
-    Ok(output::line(format_args!("Rolled back {sandbox} to {snapshot}"))?)
+    output::object(&back, rollback.output, format_args!("Rolled back {sandbox} to {snapshot}"))
 }
 
 /// Prints the children that came to be. Errors: some did not, with the reason of the first.

@@ -13,7 +13,7 @@ pub(crate) async fn create(client: &Client, creation: &SnapshotCreation) -> anyh
     let request = NewSnapshot { name: creation.name.clone(), memory: None, wait: None };
     let snapshot = client.create_snapshot(sandbox, &request).await?;
     drop(status);
-    Ok(output::line(format_args!("Created snapshot {}", snapshot.snapshot_id))?)
+    output::object(&snapshot, creation.output, format_args!("Created snapshot {}", snapshot.snapshot_id))
 }
 
 pub(crate) async fn list(client: &Client, listing: &SnapshotListing) -> anyhow::Result<()> {

@@ -36,7 +36,7 @@ pub(crate) async fn run(client: &Client, start: Start) -> anyhow::Result<ExitCod
     };
     drop(status);
     if start.detach {
-        output::line(sandbox.sandbox_id)?;
+        output::object(&sandbox, start.output, sandbox.sandbox_id)?;
         return Ok(ExitCode::SUCCESS);
     }
     output::line(format_args!("Started sandbox {}", sandbox.sandbox_id))?;

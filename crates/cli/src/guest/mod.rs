@@ -1,31 +1,35 @@
-//! The agent in a sandbox, reached through the node server: its process service, as much of it as a terminal needs.
+//! The agent in a sandbox, reached through the node server: its processes and files.
 
 mod event;
+pub(crate) mod files;
+pub(crate) mod input;
 mod program;
 mod transport;
 
 use std::time::Duration;
 
+use aenv_api::{Client, SandboxState};
 use aenv_guest_proto::ENVD_PORT;
-use aenv_guest_proto::wire::filesystem::{FilesystemClient, StatRequest};
 use aenv_guest_proto::wire::process::{
-    ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal, StreamInputRequest, UpdateRequest,
-    process_selector,
+    CloseStdinRequest, ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal,
+    StreamInputRequest, UpdateRequest, process_selector,
 };
 use aenv_model::SandboxId;
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use connectrpc::client::{CallOptions, ClientConfig};
-use connectrpc::{CompressionRegistry, ConnectError, ErrorCode};
+use connectrpc::{CompressionRegistry, ConnectError};
 use futures::Stream;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use event::{Event, Events};
 pub(crate) use program::{Channel, Program, TerminalSize};
 use transport::Transport;
 
-const SANDBOX_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
-const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-target-port");
+pub(crate) const SANDBOX_HEADER: HeaderName = HeaderName::from_static("x-agentenv-sandbox-id");
+pub(crate) const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-target-port");
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-access-token");
 /// Asks the agent for a sign of life after this many seconds without output.
 const PING_HEADER: HeaderName = HeaderName::from_static("keepalive-ping-interval");
@@ -39,6 +43,9 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait for a call that does nothing but set something.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How much later than we the agent keeps a program's limit, so that it is our word that counts while we are there.
+const SLACK: Duration = Duration::from_secs(5);
+
 /// One sandbox's agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
@@ -48,6 +55,13 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    /// The agent of a sandbox that the server knows.
+    pub(crate) async fn find(client: &Client, sandbox: SandboxId) -> anyhow::Result<(Self, SandboxState)> {
+        let detail = client.sandbox(sandbox).await?;
+        let guest = Self::new(client.server(), sandbox, detail.envd_access_token.as_deref())?;
+        Ok((guest, detail.listed.state))
+    }
+
     /// The agent of `sandbox`, behind the server at `server`. Opens no connection.
     pub(crate) fn new(server: &str, sandbox: SandboxId, token: Option<&str>) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
@@ -86,7 +100,14 @@ impl Guest {
 
     /// Starts a program and follows it. The first event is its pid. The program goes on if the events are dropped.
     pub(crate) async fn start(&self, program: Program) -> Result<Events, ConnectError> {
-        Ok(Events::of_start(self.process().start_with_options(program.into(), following()).await?))
+        let mut options = following();
+        if let Some(user) = &program.user {
+            options = options.with_header(header::AUTHORIZATION, basic(user));
+        }
+        if let Some(limit) = program.limit {
+            options = options.with_timeout(limit + SLACK);
+        }
+        Ok(Events::of_start(self.process().start_with_options(program.into(), options).await?))
     }
 
     /// Follows a running process from now on; what it wrote before is gone.
@@ -101,6 +122,12 @@ impl Guest {
         requests: impl Stream<Item = StreamInputRequest> + Send + 'static,
     ) -> Result<(), ConnectError> {
         self.process().stream_input(requests).await.map(drop)
+    }
+
+    /// Ends a process's standard input.
+    pub(crate) async fn close_stdin(&self, pid: u32) -> Result<(), ConnectError> {
+        let request = CloseStdinRequest { process: selector(pid).into(), ..Default::default() };
+        self.process().close_stdin_with_options(request, brief()).await.map(drop)
     }
 
     /// Sets the size of a process's terminal.
@@ -127,13 +154,7 @@ impl Guest {
 
     /// Whether there is a file at `path`.
     pub(crate) async fn has_file(&self, path: &str) -> Result<bool, ConnectError> {
-        let filesystem = FilesystemClient::new(self.transport.clone(), self.config.clone());
-        let request = StatRequest { path: path.to_owned(), ..Default::default() };
-        match filesystem.stat_with_options(request, brief()).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.code == ErrorCode::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(self.stat(path, None).await?.is_some())
     }
 
     fn process(&self) -> ProcessClient<Transport> {
@@ -144,6 +165,11 @@ impl Guest {
 /// Selects a process by pid.
 pub(crate) fn selector(pid: u32) -> ProcessSelector {
     ProcessSelector { selector: Some(process_selector::Selector::Pid(pid)), ..Default::default() }
+}
+
+/// The agent takes the user from basic credentials without a password.
+fn basic(user: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:")))
 }
 
 fn following() -> CallOptions {

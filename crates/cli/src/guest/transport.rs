@@ -40,6 +40,28 @@ impl Transport {
         Ok(Self { http })
     }
 
+    /// A plain request to the agent, without any header yet.
+    pub(super) fn request(&self, method: http::Method, url: reqwest::Url) -> reqwest::RequestBuilder {
+        self.http.request(method, url)
+    }
+
+    /// Sends a plain request. Errors: anything but success, in the agent's words.
+    pub(super) async fn call(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ConnectError> {
+        let response = request.send().await.map_err(unreachable)?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let response = Response::<reqwest::Body>::from(response);
+        let (parts, body) = response.into_parts();
+        let body = Limited::new(body, MAX_REFUSAL_BODY).collect().await;
+        let body = body.map_err(|error| ConnectError::unavailable(error.to_string()))?.to_bytes();
+        let message = match serde_json::from_slice::<ServerRefusal>(&body) {
+            Ok(refusal) => refusal.message,
+            Err(_) => text_of(parts.status, &body),
+        };
+        Err(ConnectError::new(code_of(parts.status), message))
+    }
+
     /// Asks the agent whether it is there. Errors: it, or the server for it, says no.
     pub(super) async fn health(&self, config: &ClientConfig) -> Result<(), ConnectError> {
         let uri = format!("{}/health", config.base_uri().to_string().trim_end_matches('/'));
@@ -76,10 +98,7 @@ impl ClientTransport for Transport {
                 return Err(ConnectError::new(code_of(parts.status), refusal.message));
             }
             if serde_json::from_slice::<serde_json::Value>(&body).is_err() {
-                let text: String = String::from_utf8_lossy(&body).trim().chars().take(MAX_REFUSAL).collect();
-                let named = || parts.status.to_string();
-                let message = if text.is_empty() { named() } else { text };
-                return Err(ConnectError::new(code_of(parts.status), message));
+                return Err(ConnectError::new(code_of(parts.status), text_of(parts.status, &body)));
             }
             let body = Full::new(body).map_err(|never| match never {});
             Ok(Response::from_parts(parts, Body::new(body)))
@@ -87,8 +106,14 @@ impl ClientTransport for Transport {
     }
 }
 
+/// What a refusal that is no JSON says.
+fn text_of(status: StatusCode, body: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(body).trim().chars().take(MAX_REFUSAL).collect();
+    if text.is_empty() { status.to_string() } else { text }
+}
+
 /// The innermost cause is what tells a person something.
-fn unreachable(error: reqwest::Error) -> ConnectError {
+pub(super) fn unreachable(error: reqwest::Error) -> ConnectError {
     let mut cause: &dyn std::error::Error = &error;
     while let Some(inner) = cause.source() {
         cause = inner;
@@ -107,6 +132,7 @@ fn code_of(status: StatusCode) -> ErrorCode {
         413 | 429 => ErrorCode::ResourceExhausted,
         502 | 503 => ErrorCode::Unavailable,
         504 => ErrorCode::DeadlineExceeded,
+        507 => ErrorCode::ResourceExhausted,
         _ => ErrorCode::Unknown,
     }
 }

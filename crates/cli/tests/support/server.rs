@@ -1,5 +1,6 @@
 //! The node server's stand-in: control calls are answered from a table, requests with routing headers go to a real agent.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -34,6 +35,8 @@ struct State {
     agent: Option<String>,
     /// Each new value cuts the data connections that exist.
     cut: watch::Sender<u32>,
+    /// Bytes of a data answer's body after which it goes on no more.
+    stall_after: AtomicU64,
     http: reqwest::Client,
 }
 
@@ -60,6 +63,7 @@ impl Server {
             sandbox: Mutex::new("running"),
             agent,
             cut: watch::Sender::new(0),
+            stall_after: AtomicU64::new(u64::MAX),
             http,
         });
         let serving = Arc::clone(&state);
@@ -84,6 +88,11 @@ impl Server {
         self.answer_with(line, status, body, HeaderMap::new());
     }
 
+    /// The same, before all other such answers.
+    pub(crate) fn answer_first(&self, line: &str, status: u16, body: Value) {
+        self.state.answers.lock().unwrap().insert(0, (line.to_owned(), status, body, HeaderMap::new()));
+    }
+
     pub(crate) fn answer_with(&self, line: &str, status: u16, body: Value, headers: HeaderMap) {
         self.state.answers.lock().unwrap().push((line.to_owned(), status, body, headers));
     }
@@ -91,6 +100,11 @@ impl Server {
     /// What the sandbox's state is from now on: `running`, `paused`, `deleted`, or `unreachable`.
     pub(crate) fn set_sandbox(&self, state: &'static str) {
         *self.state.sandbox.lock().unwrap() = state;
+    }
+
+    /// Data answers stop after so many bytes from now on.
+    pub(crate) fn stall_after(&self, bytes: u64) {
+        self.state.stall_after.store(bytes, Ordering::Relaxed);
     }
 
     /// Cuts every data connection that exists.
@@ -201,16 +215,23 @@ async fn forward(state: &State, request: Request) -> Response {
             answer = answer.header(name, value);
         }
     }
-    let chunks = futures::stream::unfold((response, cut, false), |(mut response, mut cut, ended)| async move {
-        if ended {
-            return None;
-        }
-        let chunk = tokio::select! {
-            chunk = response.chunk() => chunk.map_err(std::io::Error::other),
-            _ = cut.changed() => Err(std::io::Error::other("cut")),
-        };
-        let ended = chunk.is_err();
-        chunk.transpose().map(|chunk: Result<Bytes, _>| (chunk, (response, cut, ended)))
-    });
+    let left = state.stall_after.load(Ordering::Relaxed);
+    let chunks =
+        futures::stream::unfold((response, cut, false, left), |(mut response, mut cut, ended, left)| async move {
+            if ended {
+                return None;
+            }
+            if left == 0 {
+                std::future::pending::<()>().await;
+            }
+            let chunk = tokio::select! {
+                chunk = response.chunk() => chunk.map_err(std::io::Error::other),
+                _ = cut.changed() => Err(std::io::Error::other("cut")),
+            };
+            let ended = chunk.is_err();
+            let length = chunk.as_ref().ok().and_then(|chunk| Some(chunk.as_ref()?.len() as u64));
+            let left = left.saturating_sub(length.unwrap_or(0));
+            chunk.transpose().map(|chunk: Result<Bytes, _>| (chunk, (response, cut, ended, left)))
+        });
     answer.body(Body::from_stream(chunks)).unwrap()
 }

@@ -13,7 +13,7 @@ use crate::guest::TerminalSize;
 const DEFAULT_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
 /// The size now; 80 by 24 if no standard stream is a terminal or it does not know.
-pub(super) fn size() -> TerminalSize {
+pub(crate) fn size() -> TerminalSize {
     let sizes = [stdout(), stdin(), stderr()].into_iter().filter_map(|stream| tcgetwinsize(stream).ok());
     let mut known = sizes.filter(|size| size.ws_col > 0 && size.ws_row > 0);
     known.next().map_or(DEFAULT_SIZE, |size| TerminalSize { columns: size.ws_col, rows: size.ws_row })
@@ -23,14 +23,14 @@ pub(super) fn size() -> TerminalSize {
 ///
 /// The former mode comes back when this is dropped, and when anything panics, before the panic's message.
 #[derive(Debug)]
-pub(super) struct RawMode {
+pub(crate) struct RawMode {
     /// The mode to come back to; `None` if standard input is no terminal.
     former: Option<Arc<Termios>>,
 }
 
 impl RawMode {
     /// Enters raw mode; nothing happens if standard input is no terminal. Errors: the terminal refuses.
-    pub(super) fn enter() -> io::Result<Self> {
+    pub(crate) fn enter() -> io::Result<Self> {
         if !io::stdin().is_terminal() {
             return Ok(Self { former: None });
         }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, read};
+use rustix::io::{self as raw, Errno};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::stdio::stdin;
 use tokio::sync::mpsc;
@@ -13,21 +13,21 @@ use tokio::sync::mpsc;
 /// Chunks of input between the thread and the network. When the network does not take them, reading stops.
 const QUEUE: usize = 16;
 /// Largest chunk, in bytes.
-const CHUNK: usize = 8 << 10;
+const CHUNK: usize = 32 << 10;
 
-/// What is typed, chunk by chunk; closed at the end of standard input.
-pub(super) type Keys = mpsc::Receiver<Vec<u8>>;
+/// What is typed or piped in, chunk by chunk; closed at the end of standard input.
+pub(crate) type Keys = mpsc::Receiver<Vec<u8>>;
 
 /// The thread. Dropping it takes no more input and waits for its end.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     /// Its other end becomes readable when this is closed.
     leave: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Begins to read. Errors: no pipe or no thread to be had.
-pub(super) fn read_stdin() -> io::Result<(Keys, Reader)> {
+pub(crate) fn read() -> io::Result<(Keys, Reader)> {
     let (left, leave) = pipe_with(PipeFlags::CLOEXEC)?;
     let (sender, keys) = mpsc::channel(QUEUE);
     let thread = thread::Builder::new().name("stdin".to_owned()).spawn(move || run(&left, &sender))?;
@@ -47,7 +47,7 @@ fn run(left: &OwnedFd, sender: &mpsc::Sender<Vec<u8>>) {
         if !waiting[0].revents().is_empty() {
             return;
         }
-        match read(stdin, &mut buffer) {
+        match raw::read(stdin, &mut buffer) {
             Ok(0) => return,
             Ok(n) if sender.blocking_send(buffer[..n].to_vec()).is_err() => return,
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
