@@ -10,7 +10,10 @@ const { calls, unknown } = surface()
 const found = Object.fromEntries([...calls].sort().map((call) => [call, {}]))
 for (const notes of readdirSync(folder)) {
   for (const [call, outcomes] of Object.entries(JSON.parse(readFileSync(join(folder, notes), 'utf8')))) {
-    for (const [outcome, count] of Object.entries(outcomes)) found[call][outcome] = (found[call][outcome] ?? 0) + count
+    for (const [outcome, count] of Object.entries(outcomes)) {
+      found[call] ??= {}
+      found[call][outcome] = (found[call][outcome] ?? 0) + count
+    }
   }
 }
 const excluded = Object.fromEntries(Object.entries(EXCLUDED).map(([name, why]) => [`${name}.*`, why]))

@@ -70,6 +70,9 @@ for (const [holder, label] of [
   noteAll(holder, label)
 }
 
+/** For calls that are not the SDK's. */
+export const noteCall = (call) => made.add(call)
+
 afterEach((context) => {
   const outcome = context.error || context.passed === false ? 'failed' : 'passed'
   for (const call of made) {
