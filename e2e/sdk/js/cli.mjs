@@ -7,6 +7,8 @@ import { promisify } from 'node:util'
 import { noteCall } from './record.mjs'
 
 const run = promisify(execFile)
+// It has a way of its own with other signals.
+const LIMITS = { timeout: 120_000, killSignal: 'SIGKILL' }
 const PROGRAM = join('node_modules', '@e2b', 'cli', 'dist', 'index.js')
 
 /** A client whose settings are kept in the folder `home`. */
@@ -17,7 +19,7 @@ export function client(home, overridden = {}) {
   /** `started('sandbox list', '--format', 'json')`, with its process as `child`. */
   function started(command, ...options) {
     noteCall(`e2b ${command}`)
-    return run(process.execPath, [PROGRAM, ...command.split(' '), ...options], { env, timeout: 120_000 })
+    return run(process.execPath, [PROGRAM, ...command.split(' '), ...options], { env, ...LIMITS })
   }
 
   /** In a terminal, into which `input` is typed once something is shown; what it showed. */
@@ -25,7 +27,7 @@ export function client(home, overridden = {}) {
     noteCall(`e2b ${command}`)
     const words = [process.execPath, PROGRAM, ...command.split(' '), ...options]
     const line = words.map((word) => `'${word}'`).join(' ')
-    const running = run('script', ['-qec', line, '/dev/null'], { env: { ...env, TERM: 'xterm' }, timeout: 120_000 })
+    const running = run('script', ['-qec', line, '/dev/null'], { env: { ...env, TERM: 'xterm' }, ...LIMITS })
     let shown = ''
     running.child.stdout.on('data', (text) => {
       // A shell's prompt: before it, input would be the client's.
@@ -36,8 +38,12 @@ export function client(home, overridden = {}) {
     return shown
   }
 
-  /** What it prints. */
-  const printed = async (...words) => (await started(...words)).stdout
+  /** What it prints. Its input has ended: some commands wait for that. */
+  async function printed(...words) {
+    const running = started(...words)
+    running.child.stdin.end()
+    return (await running).stdout
+  }
 
   /** Why this client cannot be asked for `command`; false if it can. */
   async function lacks(command) {

@@ -25,6 +25,16 @@ pub(crate) struct Report {
     pub(crate) skipped: BTreeMap<String, String>,
 }
 
+impl Report {
+    /// Takes in what another suite says of the same set.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.packages.extend(other.packages);
+        self.excluded.extend(other.excluded);
+        self.calls.extend(other.calls);
+        self.skipped.extend(other.skipped);
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Outcomes {

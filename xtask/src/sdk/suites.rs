@@ -12,7 +12,7 @@ use super::versions::Pinned;
 use super::{Stage, folder};
 use crate::paths;
 use crate::python::Venv;
-use crate::sh::{Run, say};
+use crate::sh::Run;
 use crate::test::tally::{Tally, number_before};
 
 /// How much of a suite is run.
@@ -24,10 +24,29 @@ pub(crate) enum Depth {
     Sample,
 }
 
-/// How a suite ended, and what it says about each call.
-pub(crate) struct Ran {
-    pub(crate) tally: Tally,
-    pub(crate) report: Option<Report>,
+/// Suites that are run and told about on their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The SDK itself; in JavaScript with the command-line client.
+    Sdk,
+    /// The SDK's code interpreter, on the template that the stage has for it.
+    Interpreter,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sdk => "sdk",
+            Self::Interpreter => "interpreter",
+        }
+    }
+
+    fn python_module(self) -> &'static str {
+        match self {
+            Self::Sdk => "aenv_suite",
+            Self::Interpreter => "interpreter_suite",
+        }
+    }
 }
 
 /// Names, or parts of names, of the tests that a sample takes; the same in effect in both languages.
@@ -40,56 +59,75 @@ const PYTHON_SAMPLE: &[&str] = &[
 const JS_SAMPLE: &str = "from creation to kill|found by its metadata|connect reaches the same machine|run gives stdout|\
                          text is read as it was written";
 
+/// Needs a template of its own, and is run on its own.
+const JS_INTERPRETER: &str = "interpreter.test.mjs";
+
 /// The environment with the Python SDKs in it.
 pub(crate) fn python_venv(pinned: &Pinned) -> Result<Venv> {
     Venv::ensure(&format!("e2b-{}", pinned.version), &pinned.path)
 }
 
-pub(crate) fn python(stage: &Stage<'_>, pinned: &Pinned, depth: Depth) -> Result<Ran> {
-    say(format_args!("E2B Python SDK {}", pinned.version));
+pub(crate) fn python(stage: &Stage<'_>, pinned: &Pinned, part: Part, depth: Depth) -> Result<Tally> {
     let venv = python_venv(pinned)?;
-    let name = format!("python-{}", pinned.version);
-    let (report, calls) = (fresh(&name, "txt")?, fresh(&name, "json")?);
-    let mut run = Run::new(venv.program("python"))
-        .args(["-m", "aenv_suite", "--report"])
+    let name = report_name("python", part, pinned);
+    let report = fresh(&format!("{name}.txt"))?;
+    let run = Run::new(venv.program("python"))
+        .args(["-m", part.python_module(), "--report"])
         .arg(&report)
-        .arg("--calls")
-        .arg(&calls)
         .dir(folder().join("python"));
-    if depth == Depth::Sample {
-        run = PYTHON_SAMPLE.iter().fold(run, |run, test| run.args(["-k", test]));
-    }
+    let run = match depth {
+        Depth::Full => run.arg("--calls").arg(fresh(&format!("{name}.json"))?),
+        Depth::Sample => run.args(PYTHON_SAMPLE.iter().flat_map(|test| ["-k", test])),
+    };
     let ok = stage.prepare(run).succeeds();
-    Ok(Ran { tally: read_report(&report, ok), report: read_calls(&calls)? })
+    Ok(read_report(&report, ok))
 }
 
-pub(crate) fn js(stage: &Stage<'_>, pinned: &Pinned, depth: Depth) -> Result<Ran> {
-    say(format_args!("E2B JavaScript SDK {}", pinned.version));
+pub(crate) fn js(stage: &Stage<'_>, pinned: &Pinned, part: Part, depth: Depth) -> Result<Tally> {
     let Some(path) = js_path()? else {
         eprintln!("skipped: neither a Node.js that the SDK supports nor the PyPI package that carries one");
-        return Ok(Ran { tally: Tally::of_skip(), report: None });
+        return Ok(Tally::of_skip());
     };
     let installed = js_packages(pinned, &path)?;
-    let tests = js_files(&installed)?;
-    let name = format!("js-{}", pinned.version);
-    let (report, calls, notes) = (fresh(&name, "txt")?, fresh(&name, "json")?, fresh(&name, "notes")?);
-    fs::create_dir(&notes).with_context(|| format!("create {}", notes.display()))?;
+    let mut tests = copy_js_files(&installed)?;
+    let name = report_name("js", part, pinned);
+    let report = fresh(&format!("{name}.txt"))?;
     let mut run = Run::new("node")
         .args(["--import", "./record.mjs", "--test", "--test-reporter=spec", "--test-reporter-destination=stdout"])
         .arg("--test-reporter=tap")
         .arg(format!("--test-reporter-destination={}", report.display()));
-    run = match depth {
-        Depth::Full => run.args(tests.iter().filter(|name| !name.starts_with("interpreter."))),
-        Depth::Sample => run.arg(format!("--test-name-pattern={JS_SAMPLE}")).arg("smoke.test.mjs"),
-    };
-    let ok = stage.prepare(run.dir(&installed).env("PATH", &path).env("AENV_CALLS", &notes)).succeeds();
-    let mut tally = read_report(&report, ok);
-    if depth == Depth::Full {
-        // One more test: that every public call was made.
-        let run = Run::new("node").arg("calls.mjs").arg(&notes).arg(&calls).dir(&installed).env("PATH", &path);
-        tally += Tally::of_step(run.succeeds());
+    if depth == Depth::Sample {
+        tests.retain(|file| file == "smoke.test.mjs");
+        let run = run.arg(format!("--test-name-pattern={JS_SAMPLE}")).args(&tests);
+        let ok = stage.prepare(run.dir(&installed).env("PATH", &path)).succeeds();
+        return Ok(read_report(&report, ok));
     }
-    Ok(Ran { tally, report: read_calls(&calls)? })
+    tests.retain(|file| (file == JS_INTERPRETER) == (part == Part::Interpreter));
+    let (calls, notes) = (fresh(&format!("{name}.json"))?, fresh(&format!("{name}.notes"))?);
+    fs::create_dir(&notes).with_context(|| format!("create {}", notes.display()))?;
+    run = run.args(&tests).dir(&installed).env("PATH", &path).env("AENV_CALLS", &notes);
+    let ok = stage.prepare(run).succeeds();
+    let mut tally = read_report(&report, ok);
+    // One more test: that every public call was made.
+    let run = Run::new("node").arg("calls.mjs").arg(part.name()).arg(&notes).arg(&calls);
+    tally += Tally::of_step(run.dir(&installed).env("PATH", &path).succeeds());
+    Ok(tally)
+}
+
+/// What suites with this set of packages said when they last ran in full; nothing if they never did.
+pub(crate) fn last_report(language: &str, pinned: &Pinned) -> Result<Option<Report>> {
+    let mut found: Option<Report> = None;
+    for part in [Part::Sdk, Part::Interpreter] {
+        let path = reports()?.join(format!("{}.json", report_name(language, part, pinned)));
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        let report: Report = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+        found.get_or_insert_default().add(report);
+    }
+    Ok(found)
+}
+
+fn report_name(language: &str, part: Part, pinned: &Pinned) -> String {
+    format!("{language}-{}-{}", part.name(), pinned.version)
 }
 
 /// The folder with the pinned packages and our files beside them, made among the build products: the source tree stays
@@ -110,7 +148,7 @@ fn js_packages(pinned: &Pinned, path: &OsString) -> Result<PathBuf> {
 }
 
 /// Puts our files beside the packages; returns the names of those with tests.
-fn js_files(installed: &Path) -> Result<Vec<String>> {
+fn copy_js_files(installed: &Path) -> Result<Vec<String>> {
     let mut tests = Vec::new();
     for entry in fs::read_dir(folder().join("js"))? {
         let file = entry?.path();
@@ -154,21 +192,21 @@ fn node_programs() -> Option<PathBuf> {
     }
 }
 
-/// Path of something that a suite leaves; nothing is there yet.
-fn fresh(name: &str, kind: &str) -> Result<PathBuf> {
+/// Where suites leave what they have to say.
+fn reports() -> Result<PathBuf> {
     let dir = paths::kept().join("reports");
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-    let path = dir.join(format!("{name}.{kind}"));
+    Ok(dir)
+}
+
+/// Path of something that a suite leaves; nothing is there yet.
+fn fresh(name: &str) -> Result<PathBuf> {
+    let path = reports()?.join(name);
     let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
     match removed {
         Err(error) if path.exists() => Err(error).with_context(|| format!("remove {}", path.display())),
         _ => Ok(path),
     }
-}
-
-fn read_calls(path: &Path) -> Result<Option<Report>> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
 }
 
 /// Counts of a suite's report: the line that ours ends with, or the closing comments of node's TAP. No report, or a

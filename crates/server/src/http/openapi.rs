@@ -32,12 +32,19 @@ struct Call {
     /// Bytes of a file.
     takes_file: bool,
     status: u16,
+    /// Another status with the same answer.
+    or_status: Option<u16>,
     answers: Answer,
     is_open: bool,
 }
 
+/// Calls that this version only knows by name.
+const ABSENT: &str = "not in this version";
+
 enum Answer {
     Nothing,
+    /// What every refusal is.
+    Refusal,
     Json(MakeSchema),
     Other(&'static str),
 }
@@ -60,6 +67,7 @@ impl Call {
             takes: None,
             takes_file: false,
             status: 204,
+            or_status: None,
             answers: Answer::Nothing,
             is_open: false,
         }
@@ -85,6 +93,15 @@ impl Call {
         Self { status: 200, answers: Answer::Other(kind), ..self }
     }
 
+    fn or(self, status: u16) -> Self {
+        Self { or_status: Some(status), ..self }
+    }
+
+    /// Known to clients, and not in this version.
+    fn absent(self) -> Self {
+        Self { tag: ABSENT, status: 501, answers: Answer::Refusal, ..self }
+    }
+
     fn open(self) -> Self {
         Self { is_open: true, ..self }
     }
@@ -106,16 +123,21 @@ impl Call {
         }
         let answer = match self.answers {
             Answer::Nothing => json!({"description": "Done."}),
+            Answer::Refusal => json!({"$ref": "#/components/responses/Refusal"}),
             Answer::Json(answers) => {
                 json!({"description": "Done.", "content": {"application/json": {"schema": answers(generator)}}})
             }
             Answer::Other(kind) => json!({"description": "Done.", "content": {kind: {}}}),
         };
+        let mut responses = Map::from_iter(
+            [self.status].into_iter().chain(self.or_status).map(|status| (status.to_string(), answer.clone())),
+        );
+        responses.insert("default".to_owned(), json!({"$ref": "#/components/responses/Refusal"}));
         let mut call = json!({
             "tags": [self.tag],
             "summary": self.summary,
             "parameters": parameters,
-            "responses": {self.status.to_string(): answer, "default": {"$ref": "#/components/responses/Refusal"}},
+            "responses": responses,
         });
         if !content.is_empty() {
             call["requestBody"] = json!({"content": content});
@@ -167,14 +189,15 @@ fn calls() -> Vec<Call> {
         sandbox("delete", "/sandboxes/{id}", "End a sandbox"),
         sandbox("post", "/sandboxes/{id}/timeout", "Set the end of its time, from now").takes::<TimeoutRequest>(),
         sandbox("post", "/sandboxes/{id}/refreshes", "Have it live longer").takes::<RefreshRequest>(),
-        sandbox("post", "/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer; the time is required").takes::<ConnectRequest>().answers::<Sandbox>(200),
-        sandbox("post", "/v2/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer").takes::<ConnectRequest>().answers::<Sandbox>(200),
+        sandbox("post", "/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer; the time is required").takes::<ConnectRequest>().answers::<Sandbox>(200).or(201),
+        sandbox("post", "/v2/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer").takes::<ConnectRequest>().answers::<Sandbox>(200).or(201),
         sandbox("post", "/sandboxes/{id}/pause", "Pause it").takes::<PauseRequest>(),
         sandbox("post", "/sandboxes/{id}/resume", "Resume it; deprecated, connect does").takes::<ResumeRequest>().answers::<Sandbox>(201),
         sandbox("post", "/sandboxes/{id}/fork", "Copy it into children that run").takes::<ForkRequest>().answers::<Vec<ForkResult>>(201),
         sandbox("post", "/sandboxes/{id}/rollback", "Go back to one of its snapshots, in place").takes::<RollbackRequest>().answers::<Sandbox>(200),
         sandbox("get", "/sandboxes/{id}/custom-extension-params", "What extensions keep of it").answers::<Map<String, Value>>(200),
         sandbox("patch", "/sandboxes/{id}/custom-extension-params", "Change that").takes::<Map<String, Value>>().answers::<Map<String, Value>>(200),
+        sandbox("put", "/sandboxes/{id}/network", "Replace its rules for outgoing traffic").absent(),
         plain("post", "/sandboxes/{id}/execute", "Run a command and wait for its end").takes::<ExecuteRequest>().answers::<Executed>(200),
         plain("post", "/sandboxes/{id}/files/write", "Write a file: the body, with a path in the query, or what JSON holds").query(&[("path", "where"), ("user", "whose")]).takes::<WriteFileRequest>().takes_file().answers::<WrittenFile>(200),
         plain("get", "/sandboxes/{id}/files/read", "Read a file").query(&[("path", "which; required"), ("user", "as whom")]).answers_other("application/octet-stream"),
@@ -266,9 +289,7 @@ mod tests {
             let (Some(_), Some(path), Some(rest)) = (parts.next(), parts.next(), parts.next()) else { continue };
             let handlers = rest.split("\n        .").next().unwrap_or(rest);
             for method in ["get", "post", "put", "patch", "delete"] {
-                let has =
-                    handlers.split(&format!("{method}(")).skip(1).any(|handler| !handler.starts_with("unsupported"));
-                if has {
+                if handlers.contains(&format!("{method}(")) {
                     routed.insert(format!("{method} {path}"));
                 }
             }
@@ -301,6 +322,8 @@ mod tests {
             created["responses"]["201"]["content"]["application/json"]["schema"]["$ref"],
             "#/components/schemas/Sandbox"
         );
+        let connected = &document["paths"]["/v2/sandboxes/{id}/connect"]["post"]["responses"];
+        assert!(connected["200"] == connected["201"] && connected["200"].is_object(), "{connected}");
         let sandbox = &document["components"]["schemas"]["NewSandbox"];
         assert!(sandbox["properties"]["templateID"].is_object() && sandbox["properties"]["autoPause"].is_object());
         assert_eq!(sandbox["required"], json!(["templateID"]));
