@@ -58,14 +58,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.what == Some(What::Fuzz) {
         tally += fuzz::run(&artifacts, &image)?;
     } else {
-        if args.what == Some(What::Interpreter) || args.all {
+        let interpreter = args.what == Some(What::Interpreter) || (args.all && args.what.is_none());
+        if interpreter {
             tally += interpreter::unit()?;
         }
         let plan = Plan {
             languages: Language::ALL.into_iter().filter(|language| args.wants(*language)).collect(),
             sdk: args.what != Some(What::Interpreter),
             older: args.all.then_some(Depth::Full),
-            interpreter: args.what == Some(What::Interpreter) || (args.all && args.what.is_none()),
+            interpreter,
         };
         tally += on_a_node(&artifacts, &image, &plan)?;
         let tables = matrix::write(&Language::ALL.into_iter().map(Language::matrix).collect::<Result<Vec<_>>>()?)?;
