@@ -45,7 +45,7 @@ class Context:
         self._lock = asyncio.Lock()
         self._manager = AsyncKernelManager(kernel_name=languages.KERNELS[language])
         self._client: Any = None
-        self._globals: Optional[Variables] = None
+        self._globals: Optional[Dict[str, str]] = None
         # Counted, so that an execution sees that it happened in between.
         self._restarts = 0
 
@@ -81,7 +81,7 @@ class Context:
         await self._manager.shutdown_kernel(now=True)
 
     async def execute(
-        self, code: str, variables: Optional[Dict[str, str]], find_globals: Callable[[], Awaitable[Dict[str, str]]]
+        self, code: str, variables: Optional[Dict[str, str]], find_globals: Callable[[], Awaitable[Optional[Dict[str, str]]]]
     ) -> AsyncIterator[Dict[str, Any]]:
         """Lines of the stream, the closing one left out. Closed early, it interrupts the code."""
         while not await self._locked(KEEPALIVE_SECONDS):
@@ -90,9 +90,10 @@ class Context:
         message, is_done = None, False
         try:
             if self._globals is None:
-                found: Variables = dict(await find_globals())
+                found = await find_globals()
                 await self._quietly(languages.FRESH_RANDOMNESS.get(self.language, ""))
-                await self._set(found)
+                await self._set(dict(found or {}))
+                # Asked again next time, if nobody said.
                 self._globals = found
             await self._set(dict(variables or {}))
             message = self._client.execute(code, store_history=True, allow_stdin=False)

@@ -130,8 +130,8 @@ async def write(response: web.StreamResponse, line: Dict[str, Any]) -> None:
     await response.write(json.dumps(line, ensure_ascii=False, default=str).encode() + b"\n")
 
 
-async def sandbox_variables(token: str | None) -> Dict[str, str]:
-    """What the sandbox was given when it was made. None, if its agent cannot be asked: code runs all the same."""
+async def sandbox_variables(token: str | None) -> Dict[str, str] | None:
+    """What the sandbox was given when it was made; None if its agent did not say: code runs all the same."""
     headers = {"X-Access-Token": token} if token else {}
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
@@ -140,7 +140,7 @@ async def sandbox_variables(token: str | None) -> Dict[str, str]:
                 return await answer.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError) as error:
         log.warning("the sandbox's variables are not to be had: %s", error)
-        return {}
+        return None
 
 
 @web.middleware

@@ -158,6 +158,8 @@ class Server(unittest.TestCase):
         self.assert_status(400, "Only one of context_id or language can be provided", "POST", "/execute", both)
         self.assert_status(422, "code: is missing", "POST", "/execute", {})
         self.assert_status(500, "Language cobol is not available in this template", "POST", "/contexts", {"language": "cobol"})
+        nowhere = "[Errno 2] No such file or directory: '/no/such'"
+        self.assert_status(500, nowhere, "POST", "/contexts", {"cwd": "/no/such"})
 
     def test_a_client_that_hangs_up_interrupts_its_code(self):
         for language, endless in [("python", "import time\nwhile True: time.sleep(0.1)"), ("js", "while (true) {}"), ("bash", "sleep 600")]:

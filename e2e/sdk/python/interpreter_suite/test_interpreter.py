@@ -75,7 +75,7 @@ class Interpreter(unittest.TestCase):
         (bars,) = self.sandbox.run_code(code.format("bar(['a', 'b'], [1, 2])")).results
         self.assertTrue(bars.png.startswith("iVBOR"))
         self.assertIsInstance(bars.chart, BarChart)
-        self.assertEqual([(bar.label, bar.value) for bar in bars.chart.elements], [("a", "1.0"), ("b", "2.0")])
+        self.assertEqual([(bar.label, float(bar.value)) for bar in bars.chart.elements], [("a", 1), ("b", 2)])
         (line,) = self.sandbox.run_code(code.format("plot([1, 2], [3, 4], label='L')")).results
         self.assertIsInstance(line.chart, LineChart)
         self.assertEqual((line.chart.title, line.chart.x_label, line.chart.elements[0].label), ("Title", "x", "L"))
