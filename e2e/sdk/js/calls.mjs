@@ -4,7 +4,7 @@
 import { readFileSync, readdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-import { EXCLUDED, surface, version } from './surface.mjs'
+import { EXCLUDED, declared, surface, version } from './surface.mjs'
 
 const [part, folder, file] = process.argv.slice(2)
 const INTERPRETER = ['runCode', 'createCodeContext', 'listCodeContexts', 'restartCodeContext', 'removeCodeContext']
@@ -12,11 +12,9 @@ const isInterpreters = (call) => call.startsWith('Sandbox (code interpreter).')
 
 const { calls, unknown } = part === 'sdk' ? surface() : { calls: new Set(), unknown: [] }
 if (part === 'interpreter') {
-  const { Sandbox } = await import('@e2b/code-interpreter')
   for (const name of INTERPRETER) calls.add(`Sandbox (code interpreter).${name}`)
-  // What TypeScript calls protected is a function all the same.
-  const own = Object.getOwnPropertyNames(Sandbox.prototype).filter((name) => !['constructor', 'jupyterUrl', 'handleConnectionError', ...INTERPRETER].includes(name))
-  unknown.push(...own)
+  const { Sandbox } = declared('@e2b/code-interpreter')
+  unknown.push(...[...Sandbox].filter((name) => !INTERPRETER.includes(name)))
 }
 const found = Object.fromEntries([...calls].sort().map((call) => [call, {}]))
 for (const notes of readdirSync(folder)) {

@@ -39,9 +39,9 @@ const FUNCTIONS = ['defaultBuildLogger', 'getSignature', 'waitForFile', 'waitFor
 
 export const version = (name) => JSON.parse(readFileSync(join('node_modules', name, 'package.json'), 'utf8')).version
 
-/** Public functions of each class in the declarations. */
-function declared() {
-  const text = readFileSync(join(dirname(require.resolve('e2b')), 'index.d.ts'), 'utf8')
+/** Public functions of each class in a package's declarations. */
+export function declared(name) {
+  const text = readFileSync(join(dirname(require.resolve(name)), 'index.d.ts'), 'utf8')
   const classes = {}
   let current
   for (const line of text.split('\n')) {
@@ -58,7 +58,7 @@ function declared() {
 export function surface() {
   const calls = new Set()
   const unknown = Object.keys(e2b).filter((name) => /^[a-z]/.test(name) && typeof e2b[name] === 'function' && name !== 'default' && !FUNCTIONS.includes(name))
-  for (const [name, members] of Object.entries(declared())) {
+  for (const [name, members] of Object.entries(declared('e2b'))) {
     const label = LABELS[name]
     if (label) for (const member of members) calls.add(`${label}.${member}`)
     else if (members.size && !(name in EXCLUDED) && !NOT_CALLS.includes(name)) unknown.push(name)
