@@ -4,15 +4,14 @@
 import { readFileSync, readdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-import { EXCLUDED, declared, surface, version } from './surface.mjs'
+import { EXCLUDED, INTERPRETER, declared, ofInterpreter, surface, version } from './surface.mjs'
 
 const [part, folder, file] = process.argv.slice(2)
-const INTERPRETER = ['runCode', 'createCodeContext', 'listCodeContexts', 'restartCodeContext', 'removeCodeContext']
-const isInterpreters = (call) => call.startsWith('Sandbox (code interpreter).')
+const isInterpreters = (call) => call.startsWith(ofInterpreter(''))
 
 const { calls, unknown } = part === 'sdk' ? surface() : { calls: new Set(), unknown: [] }
 if (part === 'interpreter') {
-  for (const name of INTERPRETER) calls.add(`Sandbox (code interpreter).${name}`)
+  for (const name of INTERPRETER) calls.add(ofInterpreter(name))
   const { Sandbox } = declared('@e2b/code-interpreter')
   unknown.push(...[...Sandbox].filter((name) => !INTERPRETER.includes(name)))
 }

@@ -10,6 +10,7 @@ import { after, before, describe, test } from 'node:test'
 import { Sandbox } from 'e2b'
 
 import { client } from './cli.mjs'
+import { skip } from './record.mjs'
 import { NOBODY, TEMPLATE, freshName, waitUntil } from './support.mjs'
 
 const IMAGE = process.env.AENV_IMAGE
@@ -44,7 +45,7 @@ describe('the key', () => {
 describe('a template', { skip: IMAGE ? false : 'AENV_IMAGE names no image to build on' }, () => {
   test('is built from a Dockerfile, listed, published and deleted', async (context) => {
     const missing = await e2b.lacks('template create')
-    if (missing) return context.skip(missing)
+    if (missing) return skip(context, missing)
     const folder = join(home, 'context')
     const name = freshName('cli')
     await mkdir(folder)
@@ -61,7 +62,7 @@ describe('a template', { skip: IMAGE ? false : 'AENV_IMAGE names no image to bui
     const built = await e2b.printed('template create', name, ...options).catch((error) => {
       if (!/E2B_ACCESS_TOKEN/.test(error.stderr)) throw error
     })
-    if (!built) return context.skip('this client builds only for who has an access token of E2B’s cloud')
+    if (!built) return skip(context, 'this client builds only for who has an access token of E2B’s cloud')
     assert.match(built, new RegExp(name))
     const sandbox = await Sandbox.create(name, { timeoutMs: 120_000 })
     try {
@@ -84,7 +85,7 @@ describe('a template', { skip: IMAGE ? false : 'AENV_IMAGE names no image to bui
 
   test('is begun with files for the SDK', async (context) => {
     const missing = await e2b.lacks('template init')
-    if (missing) return context.skip(missing)
+    if (missing) return skip(context, missing)
     await e2b.printed('template init', '--path', home, '--name', 'begun', '--language', 'python-sync')
     assert.ok(existsSync(join(home, 'begun')))
   })
@@ -132,7 +133,7 @@ describe('a sandbox', () => {
 
   test('is paused, resumed and killed', async (context) => {
     const missing = await e2b.lacks('sandbox pause')
-    if (missing) return context.skip(missing)
+    if (missing) return skip(context, missing)
     const other = await Sandbox.create(TEMPLATE, { timeoutMs: 300_000, metadata: { suite } })
     await e2b.printed('sandbox pause', other.sandboxId)
     assert.deepEqual(await listed('--state', 'paused'), [other.sandboxId])
@@ -145,7 +146,7 @@ describe('a sandbox', () => {
 
   test('has snapshots', async (context) => {
     const missing = await e2b.lacks('sandbox snapshot')
-    if (missing) return context.skip(missing)
+    if (missing) return skip(context, missing)
     await e2b.printed('sandbox snapshot create', sandbox.sandboxId)
     const text = await e2b.printed('sandbox snapshot list', sandbox.sandboxId, '--format', 'json')
     const [snapshot] = JSON.parse(text)
@@ -158,7 +159,7 @@ describe('a sandbox', () => {
       if (/unknown option/.test(error.stderr)) return ''
       throw error
     })
-    if (!detached) return context.skip('this client has no sandbox create --detach')
+    if (!detached) return skip(context, 'this client has no sandbox create --detach')
     const [id] = /[0-9a-f-]{36}/.exec(detached)
     assert.equal(await Sandbox.kill(id), true)
     if (!hasScript) return

@@ -73,14 +73,21 @@ for (const [holder, label] of [
 /** For calls that are not the SDK's. */
 export const noteCall = (call) => made.add(call)
 
-afterEach((context) => {
-  const outcome = context.error || context.passed === false ? 'failed' : 'passed'
+function settle(outcome) {
   for (const call of made) {
-    outcomes[call] ??= { passed: 0, failed: 0 }
+    outcomes[call] ??= { passed: 0, failed: 0, skipped: 0 }
     outcomes[call][outcome]++
   }
   made = new Set()
-})
+}
+
+/** Gives a test up that has begun: `return skip(context, why)`. Node runs nothing after a test that was skipped. */
+export function skip(context, why) {
+  settle('skipped')
+  context.skip(why)
+}
+
+afterEach((context) => settle(context.error || context.passed === false ? 'failed' : 'passed'))
 
 process.on('exit', () => {
   if (process.env.AENV_CALLS) writeFileSync(join(process.env.AENV_CALLS, `${process.pid}.json`), JSON.stringify(outcomes))

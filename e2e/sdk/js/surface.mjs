@@ -24,6 +24,10 @@ export const LABELS = {
   ReadyCmd: 'ReadyCmd',
 }
 
+/** What the code interpreter's `Sandbox` adds. */
+export const INTERPRETER = ['runCode', 'createCodeContext', 'listCodeContexts', 'restartCodeContext', 'removeCodeContext']
+export const ofInterpreter = (name) => `Sandbox (code interpreter).${name}`
+
 /** Classes with public functions that the suite does not call, and why. */
 export const EXCLUDED = {
   Volume: 'volumes are not served by this version',
