@@ -15,7 +15,7 @@ use crate::paths;
 use crate::sh::{Run, say};
 
 /// A Debian release whose signing keys the supported hosts all have; what is in the image does not depend on the host.
-const SUITE: &str = "bookworm";
+pub(crate) const SUITE: &str = "bookworm";
 const MIRROR: &str = "http://deb.debian.org/debian";
 const SECURITY_MIRROR: &str = "http://deb.debian.org/debian-security";
 
@@ -115,7 +115,7 @@ fn bootstrap(tar: &Path) -> Result<()> {
 }
 
 /// The Debian mirrors that this machine's apt uses, else the public ones: what works for apt works for us.
-fn mirrors() -> (String, String) {
+pub(crate) fn mirrors() -> (String, String) {
     let listed = Run::new("apt-get")
         .args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Identifier: Packages"])
         .quiet()

@@ -8,6 +8,7 @@
 mod artifacts;
 mod bench;
 mod check;
+mod debs;
 mod demo;
 mod e2e;
 mod image;

@@ -141,7 +141,7 @@ impl Node {
 
     /// What the E2B SDKs and our clients read to find this server.
     pub(crate) fn client_env(&self) -> Vec<(&'static str, String)> {
-        let url = format!("http://{}", self.address);
+        let url = self.url();
         vec![
             ("E2B_API_URL", url.clone()),
             ("E2B_SANDBOX_URL", url.clone()),
@@ -149,6 +149,16 @@ impl Node {
             ("AENV_SERVER", url),
             ("AENV_API_KEY", self.key.clone()),
         ]
+    }
+
+    /// Where it listens.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Its API key.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     /// `aenv` against this server.

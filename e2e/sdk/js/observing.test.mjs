@@ -1,24 +1,22 @@
 // What is told of a sandbox, to the official E2B JavaScript SDK and command-line client.
 
 import assert from 'node:assert/strict'
-import { execFile } from 'node:child_process'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
-import { promisify } from 'node:util'
 
 import { NotFoundError, Sandbox } from 'e2b'
 
+import { client, objects } from './cli.mjs'
 import { NOBODY, TEMPLATE, waitUntil } from './support.mjs'
 
-const run = promisify(execFile)
-
 describe('a sandbox that runs', () => {
-  let sandbox, home
+  let sandbox, home, e2b
 
   before(async () => {
     home = await mkdtemp(join(tmpdir(), 'aenv-e2b-'))
+    e2b = client(home)
     sandbox = await Sandbox.create(TEMPLATE, { timeoutMs: 600_000 })
     await waitUntil(async () => (await sandbox.getMetrics()).length > 0, 30, 'a first sample')
   })
@@ -26,19 +24,6 @@ describe('a sandbox that runs', () => {
     await sandbox?.kill()
     await rm(home, { recursive: true, force: true })
   })
-
-  /** The command-line client at work; it has only the key and the server's address. */
-  function started(...words) {
-    const { E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL, PATH } = process.env
-    const env = { E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL, PATH, HOME: home, NO_COLOR: '1' }
-    const program = join('node_modules', '@e2b', 'cli', 'dist', 'index.js')
-    return run(process.execPath, [program, ...words], { env, timeout: 60_000 })
-  }
-
-  /** What it prints. */
-  const e2b = async (...words) => (await started(...words)).stdout
-
-  const objects = (text) => text.split('\n').filter((line) => line.startsWith('{')).map((line) => JSON.parse(line))
 
   test('has metrics', async () => {
     const metric = (await sandbox.getMetrics()).at(-1)
@@ -53,22 +38,22 @@ describe('a sandbox that runs', () => {
   })
 
   test('shows its metrics on the command line', async () => {
-    const [metric] = objects(await e2b('sandbox', 'metrics', sandbox.sandboxId, '--format', 'json'))
+    const [metric] = objects(await e2b.printed('sandbox metrics', sandbox.sandboxId, '--format', 'json'))
     assert.ok(metric.memTotal > 0 && metric.timestamp)
-    assert.match(await e2b('sandbox', 'metrics', sandbox.sandboxId), /CPU.*Memory.*Disk/)
+    assert.match(await e2b.printed('sandbox metrics', sandbox.sandboxId), /CPU.*Memory.*Disk/)
   })
 
   test('shows its life on the command line', async () => {
-    const entries = objects(await e2b('sandbox', 'logs', sandbox.sandboxId, '--format', 'json'))
+    const entries = objects(await e2b.printed('sandbox logs', sandbox.sandboxId, '--format', 'json'))
     const created = entries.find((entry) => entry.message === 'created')
     assert.deepEqual([created.logger, created.template], ['sandbox', TEMPLATE])
-    assert.match(await e2b('sandbox', 'logs', sandbox.sandboxId), /created/)
-    assert.deepEqual(objects(await e2b('sandbox', 'logs', sandbox.sandboxId, '--format', 'json', '--level', 'ERROR')), [])
+    assert.match(await e2b.printed('sandbox logs', sandbox.sandboxId), /created/)
+    assert.deepEqual(objects(await e2b.printed('sandbox logs', sandbox.sandboxId, '--format', 'json', '--level', 'ERROR')), [])
   })
 
   test('is followed to its end on the command line', async () => {
     const doomed = await Sandbox.create(TEMPLATE, { timeoutMs: 120_000 })
-    const following = started('sandbox', 'logs', doomed.sandboxId, '--follow', '--format', 'json')
+    const following = e2b.started('sandbox logs', doomed.sandboxId, '--follow', '--format', 'json')
     let told = ''
     following.child.stdout.on('data', (text) => { told += text })
     const messages = () => objects(told.slice(0, told.lastIndexOf('\n') + 1)).map((entry) => entry.message)

@@ -33,6 +33,8 @@ struct Call {
     /// Bytes of a file.
     takes_file: bool,
     status: u16,
+    /// Another status with the same answer.
+    or_status: Option<u16>,
     answers: Answer,
     is_open: bool,
 }
@@ -61,6 +63,7 @@ impl Call {
             takes: None,
             takes_file: false,
             status: 204,
+            or_status: None,
             answers: Answer::Nothing,
             is_open: false,
         }
@@ -90,6 +93,10 @@ impl Call {
         Self { status: 200, answers: Answer::Other(kind), ..self }
     }
 
+    fn or(self, status: u16) -> Self {
+        Self { or_status: Some(status), ..self }
+    }
+
     fn open(self) -> Self {
         Self { is_open: true, ..self }
     }
@@ -116,11 +123,15 @@ impl Call {
             }
             Answer::Other(kind) => json!({"description": "Done.", "content": {kind: {}}}),
         };
+        let mut responses = Map::from_iter(
+            [self.status].into_iter().chain(self.or_status).map(|status| (status.to_string(), answer.clone())),
+        );
+        responses.insert("default".to_owned(), json!({"$ref": "#/components/responses/Refusal"}));
         let mut call = json!({
             "tags": [self.tag],
             "summary": self.summary,
             "parameters": parameters,
-            "responses": {self.status.to_string(): answer, "default": {"$ref": "#/components/responses/Refusal"}},
+            "responses": responses,
         });
         if !content.is_empty() {
             call["requestBody"] = json!({"content": content});
@@ -172,8 +183,8 @@ fn calls() -> Vec<Call> {
         sandbox("delete", "/sandboxes/{id}", "End a sandbox"),
         sandbox("post", "/sandboxes/{id}/timeout", "Set the end of its time, from now").takes::<TimeoutRequest>(),
         sandbox("post", "/sandboxes/{id}/refreshes", "Have it live longer").takes::<RefreshRequest>(),
-        sandbox("post", "/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer; the time is required").takes::<ConnectRequest>().answers::<Sandbox>(200),
-        sandbox("post", "/v2/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer").takes::<ConnectRequest>().answers::<Sandbox>(200),
+        sandbox("post", "/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer; the time is required").takes::<ConnectRequest>().answers::<Sandbox>(200).or(201),
+        sandbox("post", "/v2/sandboxes/{id}/connect", "Resume it if it is paused, and have it live longer").takes::<ConnectRequest>().answers::<Sandbox>(200).or(201),
         sandbox("post", "/sandboxes/{id}/pause", "Pause it").takes::<PauseRequest>(),
         sandbox("post", "/sandboxes/{id}/resume", "Resume it; deprecated, connect does").takes::<ResumeRequest>().answers::<Sandbox>(201),
         sandbox("put", "/sandboxes/{id}/network", "Change what it may reach: all of it, also what is not named").takes::<NetworkUpdate>(),
@@ -276,9 +287,7 @@ mod tests {
             let (Some(_), Some(path), Some(rest)) = (parts.next(), parts.next(), parts.next()) else { continue };
             let handlers = rest.split("\n        .").next().unwrap_or(rest);
             for method in ["get", "post", "put", "patch", "delete"] {
-                let has =
-                    handlers.split(&format!("{method}(")).skip(1).any(|handler| !handler.starts_with("unsupported"));
-                if has {
+                if handlers.contains(&format!("{method}(")) {
                     routed.insert(format!("{method} {path}"));
                 }
             }
@@ -311,6 +320,8 @@ mod tests {
             created["responses"]["201"]["content"]["application/json"]["schema"]["$ref"],
             "#/components/schemas/Sandbox"
         );
+        let connected = &document["paths"]["/v2/sandboxes/{id}/connect"]["post"]["responses"];
+        assert!(connected["200"] == connected["201"] && connected["200"].is_object(), "{connected}");
         let sandbox = &document["components"]["schemas"]["NewSandbox"];
         assert!(sandbox["properties"]["templateID"].is_object() && sandbox["properties"]["autoPause"].is_object());
         assert_eq!(sandbox["required"], json!(["templateID"]));

@@ -6,13 +6,14 @@ A boot takes seconds under emulation, so only tests about the life of a sandbox 
 import os
 import time
 import uuid
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 from e2b import Sandbox
 
 TEMPLATE = os.environ.get("AENV_TEMPLATE", "base")
 
 _shared: Optional[Sandbox] = None
+_at_the_end: List[Tuple] = []
 
 
 def shared_sandbox() -> Sandbox:
@@ -23,9 +24,17 @@ def shared_sandbox() -> Sandbox:
     return _shared
 
 
+def at_the_end(call: Callable, *args) -> None:
+    """Has something that tests share given back when all are done."""
+    _at_the_end.append((call, *args))
+
+
 def close() -> None:
-    """Ends the shared sandbox."""
+    """Ends the shared sandbox and gives back what tests have shared."""
     global _shared
+    while _at_the_end:
+        call, *args = _at_the_end.pop()
+        call(*args)
     if _shared is not None:
         _shared.kill()
         _shared = None
