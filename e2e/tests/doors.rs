@@ -30,6 +30,14 @@ async fn a_key_opens_what_it_may_until_it_is_revoked() {
     assert_eq!(status(looking.list_keys().await), Some(403));
     assert_eq!(status(with(&node, "e2b_0000000000000000000000000000000000000000").list_keys().await), Some(401));
 
+    // The same by the command line.
+    let made = node.aenv_ok(&["key", "create", "by hand"]);
+    assert!(with(&node, made.trim()).sandbox(&id).await.is_ok());
+    let listed: serde_json::Value = serde_json::from_str(&node.aenv_ok(&["key", "list"])).unwrap();
+    let by_hand = listed.as_array().unwrap().iter().find(|key| key["name"] == "by hand").unwrap();
+    _ = node.aenv_ok(&["key", "revoke", by_hand["id"].as_str().unwrap()]);
+    assert_eq!(status(with(&node, made.trim()).sandbox(&id).await), Some(401));
+
     // A revoked key is none from the next request on, and after a restart.
     own.revoke_key(robot.info.id).await.expect("revoke");
     assert_eq!(status(with(&node, &robot.key).sandbox(&id).await), Some(401));

@@ -106,6 +106,9 @@ pub(crate) enum Command {
     /// Take, list and delete snapshots of sandboxes
     #[command(subcommand, visible_alias = "snap")]
     Snapshot(Snapshot),
+    /// Make, list and revoke API keys
+    #[command(subcommand, visible_alias = "keys")]
+    Key(Key),
     /// Print a shell's completion script
     #[command(hide = true)]
     Completion {
@@ -644,6 +647,33 @@ pub(crate) struct SnapshotTarget {
     /// Snapshot id or name
     #[arg(value_name = "ID_OR_NAME")]
     pub(crate) snapshot: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Key {
+    /// Make a key and print it, this once
+    Create(KeyCreation),
+    /// List the keys that were made, the oldest first
+    #[command(visible_alias = "ls")]
+    List(Listing),
+    /// Revoke a key: it opens nothing from the next request on
+    #[command(visible_alias = "rm")]
+    Revoke {
+        /// The key's id
+        id: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyCreation {
+    /// What it is called, so that people know whom to ask
+    pub(crate) name: String,
+    /// It may look, change nothing, and open no sandbox
+    #[arg(long)]
+    pub(crate) read: bool,
+    /// How to print [default: the key]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -4,6 +4,7 @@ mod auth;
 mod build;
 mod completion;
 mod exec;
+mod key;
 mod logs;
 mod metrics;
 mod profile;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use aenv_api::Client;
 
-use crate::args::{Arguments, Command, Profile, Snapshot, Template};
+use crate::args::{Arguments, Command, Key, Profile, Snapshot, Template};
 use crate::credentials::Surroundings;
 use crate::{attach, forward, transfer};
 
@@ -60,6 +61,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Template(Template::Logs(logs)) => template::logs(&client()?, &logs).await?,
         Command::Template(Template::Watch(target)) => template::watch(&client()?, &target.template).await?,
         Command::Template(Template::Delete(target)) => template::delete(&client()?, &target.template).await?,
+        Command::Key(Key::Create(request)) => key::create(&client()?, &request).await?,
+        Command::Key(Key::List(listing)) => key::list(&client()?, &listing).await?,
+        Command::Key(Key::Revoke { id }) => key::revoke(&client()?, &id).await?,
         Command::Snapshot(Snapshot::Create(request)) => snapshot::create(&client()?, &request).await?,
         Command::Snapshot(Snapshot::List(listing)) => snapshot::list(&client()?, &listing).await?,
         Command::Snapshot(Snapshot::Delete(target)) => snapshot::delete(&client()?, &target.snapshot).await?,

@@ -33,6 +33,8 @@ pub(crate) const PORT_HEADER: HeaderName = HeaderName::from_static("x-agentenv-t
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-access-token");
 /// Asks the agent for a sign of life after this many seconds without output.
 const PING_HEADER: HeaderName = HeaderName::from_static("keepalive-ping-interval");
+/// How much of what a process wrote before comes first.
+const REPLAY_HEADER: HeaderName = HeaderName::from_static("output-replay-bytes");
 /// Well below the time after which a session counts as lost.
 const PING_SECONDS: HeaderValue = HeaderValue::from_static("5");
 
@@ -110,10 +112,11 @@ impl Guest {
         Ok(Events::of_start(self.process().start_with_options(program.into(), options).await?))
     }
 
-    /// Follows a running process from now on; what it wrote before is gone.
+    /// Follows a running process from now on: what it wrote before is on the screen already.
     pub(crate) async fn follow(&self, pid: u32) -> Result<Events, ConnectError> {
         let request = ConnectRequest { process: selector(pid).into(), ..Default::default() };
-        Ok(Events::of_connect(self.process().connect_with_options(request, following()).await?))
+        let options = following().with_header(REPLAY_HEADER, HeaderValue::from_static("0"));
+        Ok(Events::of_connect(self.process().connect_with_options(request, options).await?))
     }
 
     /// Sends input, message by message, until `requests` ends; the first must select the process.
