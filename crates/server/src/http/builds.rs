@@ -62,7 +62,17 @@ fn understood(request: TemplateBuildStartV2, default_image: &str) -> Result<Buil
     let credentials = match request.from_image_registry {
         None => None,
         Some(ImageRegistry::Registry { username, password }) => Some(Credentials::Basic { username, password }),
-        Some(ImageRegistry::Aws { .. } | ImageRegistry::Gcp { .. }) => {
+        // Artifact Registry takes the key file itself as the password of this user.
+        // https://docs.cloud.google.com/artifact-registry/docs/docker/authentication#json-key
+        Some(ImageRegistry::Gcp { service_account_json }) => {
+            if !serde_json::from_str::<serde_json::Value>(&service_account_json).is_ok_and(|key| key.is_object()) {
+                let message =
+                    "invalid field fromImageRegistry.serviceAccountJson: expected a key file, which is a JSON object";
+                return Err(ApiError::bad_request(message));
+            }
+            Some(Credentials::Basic { username: "_json_key".to_owned(), password: service_account_json })
+        }
+        Some(ImageRegistry::Aws { .. }) => {
             return Err(ApiError::unsupported_field("fromImageRegistry.type"));
         }
     };
@@ -177,6 +187,19 @@ mod tests {
         let template = asked(serde_json::json!({"fromTemplate": "base:v1"})).unwrap().base;
         assert!(matches!(template, Base::Template(template) if template == "base:v1"));
         assert!(asked(serde_json::json!({"fromImage": "a", "fromTemplate": "b"})).unwrap_err().contains("exclude"));
+    }
+
+    #[test]
+    fn a_key_file_of_google_is_a_password() {
+        let with = |key: &str| {
+            asked(serde_json::json!({
+                "fromImage": "europe-docker.pkg.dev/p/r/i",
+                "fromImageRegistry": {"type": "gcp", "serviceAccountJson": key},
+            }))
+        };
+        let Base::Image(image) = with(r#"{"type": "service_account"}"#).unwrap().base else { panic!("no image") };
+        assert!(matches!(image.credentials, Some(Credentials::Basic { username, .. }) if username == "_json_key"));
+        assert!(with("key").unwrap_err().contains("serviceAccountJson"));
     }
 
     #[test]
