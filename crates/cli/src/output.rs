@@ -76,6 +76,18 @@ pub(crate) fn cell(text: Option<&str>) -> String {
 }
 
 /// A time to the second, in UTC.
+/// A text of somebody else's for a terminal: what controls it is escaped.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut shown, character| {
+        if character.is_control() {
+            shown.extend(character.escape_default())
+        } else {
+            shown.push(character)
+        }
+        shown
+    })
+}
+
 pub(crate) fn time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
+use crate::output::shown;
+
 /// Exit code of a process that SIGPIPE ended, as shells report it.
 const BROKEN_PIPE: u8 = 128 + 13;
 
@@ -18,7 +20,9 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<crate::output::OutputError>().is_some() && error.chain().any(broken_pipe) {
         return ExitCode::from(BROKEN_PIPE);
     }
-    eprintln!("error: {}", chain(error));
+    // A server or a guest may have had its say in it.
+    let told: Vec<_> = chain(error).split('\n').map(shown).collect();
+    eprintln!("error: {}", told.join("\n"));
     ExitCode::FAILURE
 }
 

@@ -89,17 +89,15 @@ impl BuildContext {
     /// Puts what is at `path` into a layout: a directory's content into `dir`, anything else under its name.
     pub(super) fn lay(&self, path: &str, dir: &str, layout: &mut Layout) -> anyhow::Result<()> {
         let full = self.dir.join(path);
-        // A source that is a link stands for what it leads to, which has to be in the context, too.
+        // A source that is a link, or lies behind one, stands for what that leads to: it has to be in the context, too, and none
+        // of what is left out.
         let is_link = fs::symlink_metadata(&full).is_ok_and(|found| found.file_type().is_symlink());
-        let real = if is_link {
-            let real = full.canonicalize().with_context(|| format!("follow the link {path}"))?;
-            if !real.starts_with(self.dir.canonicalize()?) {
-                bail!("the link {path} leads out of the context");
-            }
-            real
-        } else {
-            full
-        };
+        let root = self.dir.canonicalize().with_context(|| format!("find {}", self.dir.display()))?;
+        let real = full.canonicalize().with_context(|| format!("follow the link {path}"))?;
+        let Ok(inside) = real.strip_prefix(&root) else { bail!("the link {path} leads out of the context") };
+        if inside != Path::new(path) && inside.to_str().is_none_or(|inside| self.ignored.covers(inside)) {
+            bail!("the link {path} leads to what .dockerignore leaves out");
+        }
         if !real.is_dir() {
             let name = path.rsplit('/').next().unwrap_or(path);
             layout.insert(format!("{dir}/{name}"), Entry::Local(real));
@@ -314,6 +312,20 @@ mod tests {
         context.lay("a.txt", "d", &mut layout).unwrap();
         assert_eq!(layout.keys().collect::<Vec<_>>(), ["d", "d/a.txt", "d/link", "d/x.rs"]);
         assert!(context.lay("out", "d", &mut layout).unwrap_err().to_string().contains("leads out"));
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_context_or_to_what_is_left_out() {
+        let (dir, context) = context("src/lib");
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("key"), "private").unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("away")).unwrap();
+        std::os::unix::fs::symlink("src", dir.path().join("near")).unwrap();
+        let lay = |path: &str| context.lay(path, "d", &mut Layout::new()).map_err(|error| error.to_string());
+        assert!(lay("away/key").unwrap_err().contains("leads out"));
+        assert!(lay("near/lib/y.rs").unwrap_err().contains(".dockerignore"));
+        lay("near/x.rs").unwrap();
+        lay("src/x.rs").unwrap();
     }
 
     #[test]

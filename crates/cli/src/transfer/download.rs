@@ -15,6 +15,10 @@ use super::{IDLE, joined, tree_path};
 use crate::args::Download;
 use crate::guest::Guest;
 use crate::guest::files::{Entry, Kind, Rest};
+use crate::output::shown;
+
+/// Most files and directories of a tree: a guest could go on for ever.
+const MOST: usize = 1_000_000;
 
 /// A file to be copied.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ async fn tree(guest: &Guest, download: &Download) -> anyhow::Result<String> {
     }
     for dir in &dirs {
         if !is_dir(dir) {
-            fs::create_dir(dir).with_context(|| format!("make the directory {}", dir.display()))?;
+            fs::create_dir(dir).with_context(|| format!("make the directory {}", shown(&dir.to_string_lossy())))?;
         }
     }
     let progress = Progress::new(files.iter().map(|item| item.size).sum());
@@ -103,9 +107,13 @@ async fn walk(guest: &Guest, remote: &str, root: &Path) -> anyhow::Result<(Vec<P
     let mut next = 0;
     while let Some((dir, local)) = dirs.get(next).cloned() {
         next += 1;
-        let entries = guest.list(&dir).await.with_context(|| format!("read the directory {dir} in the sandbox"))?;
+        let reading = || format!("read the directory {} in the sandbox", shown(&dir));
+        let entries = guest.list(&dir).await.with_context(reading)?;
+        if dirs.len() + files.len() + entries.len() > MOST {
+            bail!("{} has more than {MOST} files and directories", shown(remote));
+        }
         for entry in entries {
-            let name = safe_name(&entry).with_context(|| format!("read the directory {dir} in the sandbox"))?;
+            let name = safe_name(&entry).with_context(reading)?;
             let (remote, local) = (joined(&dir, name), local.join(name));
             refuse_special(&remote, entry.kind)?;
             if entry.kind == Kind::Directory {
@@ -130,8 +138,8 @@ fn safe_name(entry: &Entry) -> anyhow::Result<&str> {
 fn refuse_special(path: &str, kind: Kind) -> anyhow::Result<()> {
     match kind {
         Kind::File | Kind::Directory => Ok(()),
-        Kind::Symlink => bail!("{path} in the sandbox is a symlink, which is not copied"),
-        Kind::Special => bail!("{path} in the sandbox is neither a file nor a directory"),
+        Kind::Symlink => bail!("{} in the sandbox is a symlink, which is not copied", shown(path)),
+        Kind::Special => bail!("{} in the sandbox is neither a file nor a directory", shown(path)),
     }
 }
 
@@ -143,12 +151,13 @@ fn is_dir(path: &Path) -> bool {
 /// Whether what is here leaves room for a directory or a file.
 fn check(path: &Path, directory: bool, force: bool) -> anyhow::Result<()> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    let name = shown(&path.to_string_lossy());
     match (directory, found.is_dir()) {
         (true, true) => Ok(()),
-        (true, false) => bail!("{} is here, and is no directory", path.display()),
-        (false, true) => bail!("{} is here, and is a directory", path.display()),
+        (true, false) => bail!("{name} is here, and is no directory"),
+        (false, true) => bail!("{name} is here, and is a directory"),
         (false, false) if force => Ok(()),
-        (false, false) => bail!("{} is here already; --force replaces it", path.display()),
+        (false, false) => bail!("{name} is here already; --force replaces it"),
     }
 }
 
@@ -162,8 +171,8 @@ fn is_same(item: &Item, here: Option<Metadata>) -> bool {
 
 /// Copies one file, and puts it in its place when it is here whole.
 async fn receive(guest: &Guest, item: &Item, download: &Download, progress: &Progress) -> anyhow::Result<()> {
-    let doing = || format!("download {} to {}", item.remote, item.local.display());
-    progress.item(&item.remote);
+    let doing = || format!("download {} to {}", shown(&item.remote), shown(&item.local.to_string_lossy()));
+    progress.item(&shown(&item.remote));
     let mut partial = open(item, download).with_context(doing)?;
     let resumed = download.resume;
     match fill(guest, item, download.user.as_deref(), &mut partial, progress).await {
@@ -252,6 +261,8 @@ mod tests {
             assert!(safe_name(&entry(name)).is_err(), "{name}");
         }
         assert_eq!(safe_name(&entry("..x")).unwrap(), "..x");
+        let told = refuse_special("/tmp/\x1b]0;x\x07\nfake", Kind::Symlink).unwrap_err().to_string();
+        assert_eq!(told, r"/tmp/\u{1b}]0;x\u{7}\nfake in the sandbox is a symlink, which is not copied");
     }
 
     #[test]

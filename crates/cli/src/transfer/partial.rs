@@ -2,10 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use sha2::{Digest as _, Sha256};
 use tempfile::{NamedTempFile, TempPath};
 
@@ -50,7 +50,15 @@ impl Partial {
             }
         }
         let path = dir.join(name);
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        // Not through a link that somebody else has put there.
+        let no_links = OFlags::NOFOLLOW.bits().cast_signed();
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(no_links)
+            .open(&path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let length = file.seek(SeekFrom::End(0))?;
         let path = TempPath::try_from_path(path)?;
