@@ -30,14 +30,13 @@ pub(crate) struct Audit {
     lines: Option<mpsc::Sender<Line>>,
 }
 
-/// A request that is being answered.
+/// A request that is being answered. Dropped before its end, it is a line without a status: the client has gone, and what it
+/// asked for may have been done.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    at: Timestamp,
+    lines: Option<mpsc::Sender<Line>>,
     began: Instant,
-    from: Option<IpAddr>,
-    method: String,
-    path: String,
+    line: Option<Line>,
 }
 
 /// Who, what, when, from where, and what came of it.
@@ -54,8 +53,44 @@ struct Line {
     from: Option<IpAddr>,
     method: String,
     path: String,
-    status: u16,
+    status: Option<u16>,
     took_ms: u64,
+}
+
+impl Entry {
+    /// It is nobody's business.
+    pub(crate) fn forget(mut self) {
+        self.line = None;
+    }
+
+    /// It was answered.
+    ///
+    /// Cancel safety: if dropped, the line is there all the same.
+    pub(crate) async fn end(mut self, status: StatusCode) {
+        let Some(line) = &mut self.line else { return };
+        line.status = Some(status.as_u16());
+        line.took_ms = self.began.elapsed().as_millis() as u64;
+        let Some(lines) = &self.lines else { return };
+        // The queue's room is waited for; the line itself is not given away before there is some.
+        if let Ok(room) = lines.reserve().await
+            && let Some(line) = self.line.take()
+        {
+            room.send(line);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let (Some(lines), Some(mut line)) = (self.lines.take(), self.line.take()) else { return };
+        line.took_ms = self.began.elapsed().as_millis() as u64;
+        let Err(mpsc::error::TrySendError::Full(line)) = lines.try_send(line) else { return };
+        match tokio::runtime::Handle::try_current() {
+            // Ends when the writer has taken it, or has ended.
+            Ok(runtime) => _ = runtime.spawn(async move { lines.send(line).await }),
+            Err(_) => warn!(?line, "the audit log lacks a line"),
+        }
+    }
 }
 
 impl Audit {
@@ -78,46 +113,34 @@ impl Audit {
                     text.push(b'\n');
                 }
                 let written = tokio::task::spawn_blocking(move || {
-                    let written = log.write(&text);
-                    (log, written)
+                    // What the disk does not take is said where somebody may see it.
+                    if let Err(error) = log.write(&text) {
+                        let lines = String::from_utf8_lossy(&text);
+                        warn!(%error, %lines, "the audit log lacks lines");
+                    }
+                    log
                 });
-                let Ok((same, written)) = written.await else { return };
+                let Ok(same) = written.await else { return };
                 log = same;
-                if let Err(error) = written {
-                    warn!(%error, "the audit log lacks lines");
-                }
             }
         };
         Ok((Self { lines: Some(lines) }, work))
     }
 
-    pub(crate) fn begin(&self, request: &Request) -> Entry {
+    pub(crate) fn begin(&self, request: &Request, caller: Option<&Caller>) -> Entry {
         let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-        Entry {
-            at: Timestamp::now(),
-            began: Instant::now(),
-            from: peer.map(|ConnectInfo(peer)| peer.ip()),
-            method: request.method().to_string(),
-            path: request.uri().path().to_owned(),
-        }
-    }
-
-    /// Cancel safety: if dropped, the line may be missing.
-    pub(crate) async fn add(&self, entry: Entry, caller: Option<&Caller>, status: StatusCode) {
-        let Some(lines) = &self.lines else { return };
-        let Entry { at, began, from, method, path } = entry;
         let line = Line {
-            at,
+            at: Timestamp::now(),
             key: caller.map(|caller| caller.name.to_string()),
             key_id: caller.and_then(|caller| caller.id),
             scope: caller.map(|caller| caller.scope),
-            from,
-            method,
-            path,
-            status: status.as_u16(),
-            took_ms: began.elapsed().as_millis() as u64,
+            from: peer.map(|ConnectInfo(peer)| peer.ip()),
+            method: request.method().to_string(),
+            path: request.uri().path().to_owned(),
+            status: None,
+            took_ms: 0,
         };
-        _ = lines.send(line).await; // the node is at its end
+        Entry { lines: self.lines.clone(), began: Instant::now(), line: Some(line) }
     }
 }
 
@@ -127,28 +150,49 @@ struct Log {
     path: PathBuf,
     file: std::fs::File,
     length: u64,
+    /// It ends within a line: a write was cut off.
+    torn: bool,
 }
 
 impl Log {
     fn open(path: &Path) -> std::io::Result<Self> {
-        use std::os::unix::fs::OpenOptionsExt as _;
+        use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        let file = std::fs::File::options().append(true).create(true).mode(0o600).open(path)?;
+        let file = std::fs::File::options().read(true).append(true).create(true).mode(0o600).open(path)?;
         let length = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, length })
+        // By a server that was killed, perhaps.
+        let mut last = *b"\n";
+        if length > 0 {
+            file.read_exact_at(&mut last, length - 1)?;
+        }
+        let torn = last != *b"\n";
+        Ok(Self { path: path.to_owned(), file, length, torn })
     }
 
     fn write(&mut self, text: &[u8]) -> std::io::Result<()> {
         if self.length > LIMIT {
-            let mut aside = self.path.clone().into_os_string();
-            aside.push(".1");
-            std::fs::rename(&self.path, aside)?;
-            *self = Self::open(&self.path)?;
+            // Where that is not possible, the log grows on.
+            match self.put_aside() {
+                Ok(fresh) => *self = fresh,
+                Err(error) => warn!(%error, "the audit log is long, and could not be put aside"),
+            }
         }
+        if self.torn {
+            self.file.write_all(b"\n")?;
+            self.torn = false;
+        }
+        self.file.write_all(text).inspect_err(|_| self.torn = true)?;
         self.length += text.len() as u64;
-        self.file.write_all(text)
+        Ok(())
+    }
+
+    fn put_aside(&self) -> std::io::Result<Self> {
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(".1");
+        std::fs::rename(&self.path, aside)?;
+        Self::open(&self.path)
     }
 }
 
@@ -164,19 +208,26 @@ mod tests {
         let mut request = Request::post("/v2/sandboxes?x=secret").body(axum::body::Body::empty()).unwrap();
         request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 1], 7))));
         let caller = Caller { id: None, name: "deployment".into(), scope: KeyScope::Admin };
-        audit.add(audit.begin(&request), Some(&caller), StatusCode::CREATED).await;
-        audit.add(audit.begin(&request), None, StatusCode::UNAUTHORIZED).await;
+        audit.begin(&request, Some(&caller)).end(StatusCode::CREATED).await;
+        audit.begin(&request, None).end(StatusCode::UNAUTHORIZED).await;
+        drop(audit.begin(&request, Some(&caller)));
+        audit.begin(&request, Some(&caller)).forget();
         drop(audit);
         work.await;
         let text = std::fs::read_to_string(path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let [first, second] = &lines[..] else { panic!("{text}") };
+        let [first, second, gone] = &lines[..] else { panic!("{text}") };
         assert_eq!(
             (&first["key"], &first["status"], &first["from"]),
             (&"deployment".into(), &201.into(), &"192.0.2.1".into())
         );
         assert_eq!(first["path"], "/v2/sandboxes", "a query may hold what is nobody's business");
         assert_eq!((&second["key"], &second["status"]), (&serde_json::Value::Null, &401.into()));
+        assert_eq!(
+            (&gone["key"], &gone["status"]),
+            (&"deployment".into(), &serde_json::Value::Null),
+            "its client went"
+        );
     }
 
     #[test]
@@ -186,8 +237,11 @@ mod tests {
         let mut log = Log::open(&path).unwrap();
         log.write(b"one\n").unwrap();
         log.length = LIMIT + 1;
+        log.torn = true;
         log.write(b"two\n").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
+        std::fs::write(&path, "two\nhalf").unwrap();
+        Log::open(&path).unwrap().write(b"three\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\nhalf\nthree\n");
         assert_eq!(std::fs::read_to_string(dir.path().join("audit.jsonl.1")).unwrap(), "one\n");
     }
 }

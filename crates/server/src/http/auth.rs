@@ -12,20 +12,30 @@ use crate::keys::Caller;
 
 /// Lets in who has a key, for what that may do. What was refused, and what may change something, is in the audit log.
 pub(super) async fn require_key(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let entry = app.audit.begin(&request);
     let is_read = is_read(request.method(), request.uri().path());
-    let (caller, response) = match admitted(&app, &request) {
-        Ok(caller) => {
-            request.extensions_mut().insert(caller.clone());
-            (Some(caller), next.run(request).await)
-        }
-        Err((caller, refusal)) => (caller, refusal.into_response()),
+    let admitted = admitted(&app, &request);
+    let caller = match &admitted {
+        Ok(caller) => Some(caller),
+        Err((caller, _)) => caller.as_ref(),
     };
-    let is_refused = matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-    if !is_read || is_refused {
-        app.audit.add(entry, caller.as_ref(), response.status()).await;
+    let entry = app.audit.begin(&request, caller);
+    match admitted {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            if is_read {
+                entry.forget();
+                return next.run(request).await;
+            }
+            let response = next.run(request).await;
+            entry.end(response.status()).await;
+            response
+        }
+        Err((_, refusal)) => {
+            let response = refusal.into_response();
+            entry.end(response.status()).await;
+            response
+        }
     }
-    response
 }
 
 fn admitted(app: &App, request: &Request) -> Result<Caller, (Option<Caller>, ApiError)> {
