@@ -18,7 +18,7 @@ pub enum KeyScope {
 
 /// Body of `POST /api-keys`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewApiKey {
     /// What it is called, 1 to 64 characters.
     pub name: String,

@@ -37,8 +37,10 @@ pub struct NetworkConfig {
 }
 
 /// Body of `PUT /sandboxes/{id}/network`: replaces all that a sandbox may reach. What is left out is as if it was never said.
+///
+/// Unlike elsewhere, unknown fields are refused: one that is misspelt would open what it was meant to close.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetworkUpdate {
     /// Destinations allowed whatever `deny_out` says.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,8 +48,8 @@ pub struct NetworkUpdate {
     /// Denied destinations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deny_out: Option<Vec<String>>,
-    /// `false`: what `allow_out` does not name is not reached. In snake case, as at create.
-    #[serde(rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
+    /// `false`: what `allow_out` does not name is not reached. In snake case, as at create; camel case is taken too.
+    #[serde(rename = "allow_internet_access", alias = "allowInternetAccess", skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
     /// Resolvers that stay reachable when `allow_out` names a domain.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,4 +91,20 @@ pub struct EgressProxyTls {
     /// PEM of the authority to trust.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_cert: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_that_is_misspelt_closes_what_it_means_to_or_is_refused() {
+        let read = |text: &str| serde_json::from_str::<NetworkUpdate>(text);
+        for spelling in ["allow_internet_access", "allowInternetAccess"] {
+            let update = read(&format!(r#"{{"{spelling}": false}}"#)).unwrap();
+            assert_eq!(update.allow_internet_access, Some(false));
+        }
+        assert!(read(r#"{"deny_out": ["0.0.0.0/0"]}"#).unwrap_err().to_string().contains("unknown field `deny_out`"));
+        assert_eq!(read("{}").unwrap(), NetworkUpdate::default());
+    }
 }

@@ -43,8 +43,13 @@ pub struct NewSandbox {
     #[serde(default, rename = "leaseID", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub lease_id: Option<LeaseId>,
-    /// `false`: nothing outside is reached. The only snake-case key of this body.
-    #[serde(default, rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
+    /// `false`: nothing outside is reached. The only snake-case key of this body; camel case is taken too.
+    #[serde(
+        default,
+        rename = "allow_internet_access",
+        alias = "allowInternetAccess",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub allow_internet_access: Option<bool>,
     /// What may reach the sandbox and be reached from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,8 +109,8 @@ pub struct NewColdSandbox {
     /// Whether the guest agent demands an access token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure: Option<bool>,
-    /// `false`: nothing outside is reached. Camel case here, unlike in [`NewSandbox`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// `false`: nothing outside is reached. Camel case here, unlike in [`NewSandbox`], whose form is taken too.
+    #[serde(default, alias = "allow_internet_access", skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
     /// What may reach the sandbox and be reached from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -25,6 +25,9 @@ const PREFIX: &str = "e2b_";
 /// Characters of a key that are shown, at either end.
 const SHOWN: usize = 4;
 
+/// What the node's own key is called.
+const DEPLOYMENT: &str = "deployment";
+
 /// Longest name.
 const NAME_LIMIT: usize = 64;
 
@@ -45,7 +48,7 @@ pub(crate) struct Caller {
 /// Why a key was not made or changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyProblem {
-    #[error("invalid field name: expected 1 to {NAME_LIMIT} characters, none of which controls anything")]
+    #[error("invalid field name: expected 1 to {NAME_LIMIT} characters that can be seen, and not '{DEPLOYMENT}'")]
     Name,
     #[error("there are {KEYS} keys already; revoke those that nobody uses")]
     Many,
@@ -141,7 +144,7 @@ impl Keys {
     /// Whose key that is; `None`: nobody's.
     pub(crate) fn caller(&self, candidate: &[u8]) -> Option<Caller> {
         if self.inner.deployment.matches(candidate) {
-            return Some(Caller { id: None, name: "deployment".into(), scope: KeyScope::Admin });
+            return Some(Caller { id: None, name: DEPLOYMENT.into(), scope: KeyScope::Admin });
         }
         let mut known = self.known();
         let key = known.get_mut(&digest(candidate))?;
@@ -229,8 +232,17 @@ fn digest(key: &[u8]) -> KeyDigest {
 
 fn checked(name: &str) -> Result<String, KeyProblem> {
     let name = name.trim();
-    let fits = (1..=NAME_LIMIT).contains(&name.chars().count()) && !name.chars().any(char::is_control);
-    if fits { Ok(name.to_owned()) } else { Err(KeyProblem::Name) }
+    let fits = (1..=NAME_LIMIT).contains(&name.chars().count()) && !name.chars().any(is_unseen);
+    if fits && name != DEPLOYMENT { Ok(name.to_owned()) } else { Err(KeyProblem::Name) }
+}
+
+/// Controls what comes after it, or nothing at all: with such characters one name looks like another.
+fn is_unseen(character: char) -> bool {
+    let is_format = matches!(
+        character,
+        '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+    );
+    character.is_control() || is_format
 }
 
 #[cfg(test)]
@@ -281,6 +293,9 @@ mod tests {
         let kept = std::fs::read(dir.path().join("node.redb")).unwrap();
         let value = &made.key.as_bytes()[PREFIX.len()..];
         assert!(!kept.windows(value.len()).any(|window| window == value));
-        assert!(matches!(keys(dir.path()).create("a\nb", KeyScope::Admin).await, Err(KeyProblem::Name)));
+        let all = keys(dir.path());
+        for name in ["a\nb", "\u{202e}evil", " ", "deployment"] {
+            assert!(matches!(all.create(name, KeyScope::Admin).await, Err(KeyProblem::Name)), "{name:?}");
+        }
     }
 }

@@ -22,8 +22,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         let bytes = Bytes::from_request(request, state)
             .await
             .map_err(|rejection| ApiError::new(rejection.status(), rejection.body_text()))?;
-        let bytes = if bytes.iter().all(u8::is_ascii_whitespace) { Bytes::from_static(b"{}") } else { bytes };
-        parse(&bytes).map(Self)
+        match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            None => parse(b"{}").map(Self),
+            // A list would be taken for the fields in their order.
+            Some(b'[') => Err(ApiError::bad_request("invalid body: expected an object, not a list")),
+            Some(_) => parse(&bytes).map(Self),
+        }
     }
 }
 

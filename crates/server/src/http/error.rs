@@ -271,7 +271,8 @@ impl From<ImageProblem> for ApiError {
 impl From<KeyProblem> for ApiError {
     fn from(problem: KeyProblem) -> Self {
         match problem {
-            KeyProblem::Name | KeyProblem::Many => Self::bad_request(problem.to_string()),
+            KeyProblem::Name => Self::bad_request(problem.to_string()),
+            KeyProblem::Many => Self::new(StatusCode::CONFLICT, problem.to_string()),
             KeyProblem::NotFound(_) => Self::new(StatusCode::NOT_FOUND, problem.to_string()),
             KeyProblem::Store(error) => error.into(),
         }
