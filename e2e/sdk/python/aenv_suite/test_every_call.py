@@ -8,7 +8,6 @@ import time
 import urllib.request
 import uuid
 from urllib.error import HTTPError
-from urllib.parse import parse_qs, urlsplit
 
 from e2b import (
     E2B,
@@ -148,10 +147,9 @@ class Files(Both):
         path = f"{self.dir}/linked"
         ask(self.sandbox.upload_url(path), b"through a link")
         self.assertEqual(ask(self.sandbox.download_url(path, use_signature_expiration=300)), b"through a link")
-        token = parse_qs(urlsplit(self.sandbox.download_url(path)).query)["signature"][0]
         self.assertTrue(get_signature(path, "read", "", "token")["signature"].startswith("v1_"))
         with self.assertRaises(HTTPError) as caught:
-            ask(self.sandbox.download_url(path).replace(token[-4:], "AAAA"))
+            ask(self.sandbox.download_url(path).replace("signature=v1_", "signature=v1_A"))
         self.assertEqual(caught.exception.code, 401)
         with self.assertRaises(HTTPError) as caught:
             ask(self.sandbox.download_url(path, use_signature_expiration=-10))
