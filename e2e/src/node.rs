@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -301,6 +302,14 @@ impl Node {
     }
 }
 
+/// Processes in a network namespace.
+fn living_in(netns: &Path) -> Vec<i32> {
+    let inode = |path: &Path| fs::metadata(path).ok().map(|found| found.ino());
+    let Some(wanted) = inode(netns) else { return Vec::new() };
+    let lives_there = |pid: &i32| inode(Path::new(&format!("/proc/{pid}/ns/net"))) == Some(wanted);
+    processes().into_iter().map(|(pid, _)| pid).filter(lives_there).collect()
+}
+
 impl Drop for Node {
     /// The seat belt of a failed test: nothing of the node may stay, and another server run is the sweep.
     fn drop(&mut self) {
@@ -326,6 +335,10 @@ impl Drop for Node {
             }
         }
         for name in fs::read_dir(self.runtime.join("netns")).into_iter().flatten().flatten() {
+            // A VMM that waits for its machine names no path of the node's: it is known by where it lives.
+            for pid in living_in(&name.path()) {
+                _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
             _ = nix::mount::umount2(&name.path(), nix::mount::MntFlags::MNT_DETACH);
         }
         _ = writeln!(std::io::stderr(), "{}", self.log_tail());
