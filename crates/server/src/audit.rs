@@ -58,11 +58,6 @@ struct Line {
 }
 
 impl Entry {
-    /// It is nobody's business.
-    pub(crate) fn forget(mut self) {
-        self.line = None;
-    }
-
     /// It was answered.
     ///
     /// Cancel safety: if dropped, the line is there all the same.
@@ -211,7 +206,6 @@ mod tests {
         audit.begin(&request, Some(&caller)).end(StatusCode::CREATED).await;
         audit.begin(&request, None).end(StatusCode::UNAUTHORIZED).await;
         drop(audit.begin(&request, Some(&caller)));
-        audit.begin(&request, Some(&caller)).forget();
         drop(audit);
         work.await;
         let text = std::fs::read_to_string(path).unwrap();

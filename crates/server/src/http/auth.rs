@@ -13,29 +13,18 @@ use crate::keys::Caller;
 /// Lets in who has a key, for what that may do. What was refused, and what may change something, is in the audit log.
 pub(super) async fn require_key(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let is_read = is_read(request.method(), request.uri().path());
-    let admitted = admitted(&app, &request);
-    let caller = match &admitted {
-        Ok(caller) => Some(caller),
-        Err((caller, _)) => caller.as_ref(),
-    };
-    let entry = app.audit.begin(&request, caller);
-    match admitted {
+    let (entry, response) = match admitted(&app, &request) {
         Ok(caller) => {
+            let entry = (!is_read).then(|| app.audit.begin(&request, Some(&caller)));
             request.extensions_mut().insert(caller);
-            if is_read {
-                entry.forget();
-                return next.run(request).await;
-            }
-            let response = next.run(request).await;
-            entry.end(response.status()).await;
-            response
+            (entry, next.run(request).await)
         }
-        Err((_, refusal)) => {
-            let response = refusal.into_response();
-            entry.end(response.status()).await;
-            response
-        }
+        Err((caller, refusal)) => (Some(app.audit.begin(&request, caller.as_ref())), refusal.into_response()),
+    };
+    if let Some(entry) = entry {
+        entry.end(response.status()).await;
     }
+    response
 }
 
 fn admitted(app: &App, request: &Request) -> Result<Caller, (Option<Caller>, ApiError)> {
