@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use aenv_api::{ConnectRequest, ListQuery, ListedSandbox, NewSandbox, PauseRequest, SandboxState};
+use aenv_api::{ClientError, ConnectRequest, ListQuery, ListedSandbox, NewSandbox, PauseRequest, SandboxState};
 use aenv_e2e::{Machine, Node, NodeOptions, SmallHome, eventually};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -82,14 +82,8 @@ async fn a_killed_vmm_is_noticed_and_its_sandbox_gone_with_a_reason() {
 
 #[tokio::test]
 async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
-    if Machine::find().is_none() {
-        return;
-    }
-    let small = SmallHome::mount("320m");
+    let Some((node, small)) = on_a_small_disk().await else { return };
     let home = small.path();
-    let options = NodeOptions { home: Some(home.clone()), ..NodeOptions::default() };
-    let Some(node) = Node::start_with(options).await else { return };
-    let Some(()) = node.tiny("tiny").await else { return node.finish_with_errors().await };
     // With what is left, the small Debian does not fit: the build says why, and only that.
     let free = || {
         let home = nix::sys::statvfs::statvfs(&home).unwrap();
@@ -108,8 +102,7 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
     let ballast = fill(&home);
     let request = NewSandbox { template_id: "tiny".into(), ..NewSandbox::default() };
     let error = node.client().create_sandbox(&request).await.unwrap_err();
-    assert_eq!(error.status().map(|status| status.as_u16()), Some(507), "{error}");
-    assert!(error.to_string().contains("not enough disk space"), "{error}");
+    assert_no_space(&error);
     std::fs::remove_file(ballast).unwrap();
     let sandbox = node.sandbox("tiny").await;
     node.client().delete_sandbox(sandbox.sandbox_id).await.unwrap();
@@ -118,21 +111,14 @@ async fn a_full_disk_is_reported_and_leaves_nothing_half_made() {
 
 #[tokio::test]
 async fn a_pause_that_finds_the_disk_full_leaves_the_sandbox_as_it_was() {
-    if Machine::find().is_none() {
-        return;
-    }
-    let small = SmallHome::mount("320m");
+    let Some((node, small)) = on_a_small_disk().await else { return };
     let home = small.path();
-    let options = NodeOptions { home: Some(home.clone()), ..NodeOptions::default() };
-    let Some(node) = Node::start_with(options).await else { return };
-    let Some(()) = node.tiny("tiny").await else { return node.finish_with_errors().await };
     let id = node.sandbox("tiny").await.sandbox_id.to_string();
     _ = node.aenv_ok(&["exec", &id, "sh", "-c", "echo kept > /root/file; echo there > /dev/shm/memory; sync"]);
 
     let ballast = fill(&home);
     let error = node.client().pause_sandbox(&id, &PauseRequest::default()).await.unwrap_err();
-    assert_eq!(error.status().map(|status| status.as_u16()), Some(507), "{error}");
-    assert!(error.to_string().contains("not enough disk space"), "{error}");
+    assert_no_space(&error);
     let shown = node.client().sandbox(&id).await.unwrap();
     assert_eq!(shown.listed.state, SandboxState::Running);
     let kept = ["exec", &id, "cat", "/root/file", "/dev/shm/memory"];
@@ -145,6 +131,26 @@ async fn a_pause_that_finds_the_disk_full_leaves_the_sandbox_as_it_was() {
     assert_eq!(node.aenv_ok(&kept), "kept\nmore\nthere\n");
     node.client().delete_sandbox(&id).await.unwrap();
     node.finish_with_errors().await;
+}
+
+/// A node with a template whose home has 320 MiB, and that home, which goes after it. `None`: this machine lacks something.
+async fn on_a_small_disk() -> Option<(Node, SmallHome)> {
+    Machine::find()?;
+    let small = SmallHome::mount("320m");
+    let options = NodeOptions { home: Some(small.path()), ..NodeOptions::default() };
+    let node = Node::start_with(options).await?;
+    match node.tiny("tiny").await {
+        Some(()) => Some((node, small)),
+        None => {
+            node.finish_with_errors().await;
+            None
+        }
+    }
+}
+
+fn assert_no_space(error: &ClientError) {
+    assert_eq!(error.status().map(|status| status.as_u16()), Some(507), "{error}");
+    assert!(error.to_string().contains("not enough disk space"), "{error}");
 }
 
 /// Takes away what is left of the disk of `home`, until the file is removed.
