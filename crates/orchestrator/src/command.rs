@@ -4,10 +4,10 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use aenv_guest_proto::{ENVD_PORT, MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, Told};
+use aenv_guest_proto::{
+    ENVD_PORT, MESSAGES, NewProcess, OUTPUT_GRACE, ProcessEnd, ProcessReader, Refusal, Told, credentials,
+};
 use aenv_model::{Command, CommandExit, Output, SandboxId};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use http::{Request, StatusCode, header};
@@ -77,10 +77,10 @@ impl Orchestrator {
         let process = NewProcess { cmd: program, args: arguments, envs: env, cwd: directory.as_deref() };
         let mut request = Request::post("/process.Process/Start")
             .header(header::CONTENT_TYPE, MESSAGES)
-            .header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(format!("{user}:"))))
+            .header(header::AUTHORIZATION, credentials(user))
             .header("keepalive-ping-interval", PING_SECONDS);
         if let Some(grace) = output_grace {
-            request = request.header("output-grace-ms", grace.as_millis().to_string());
+            request = request.header(OUTPUT_GRACE, grace.as_millis().to_string());
         }
         agent.call(request, whole(process.request()), |answer| follow(answer, output)).await
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aenv_guest_proto::credentials;
 use aenv_guest_proto::wire::filesystem::{
     EntryInfo, FileType, FilesystemClient, ListDirRequest, MakeDirRequest, StatRequest,
 };
@@ -15,7 +16,7 @@ use reqwest::multipart::{Form, Part};
 use reqwest::{Body, Response, Url};
 
 use super::transport::Transport;
-use super::{Guest, basic, brief};
+use super::{Guest, brief};
 
 /// Largest listing of one directory: some hundred thousand entries.
 const MAX_LISTING: usize = 64 << 20;
@@ -141,7 +142,7 @@ impl Guest {
 
     fn file_headers(&self, user: Option<&str>) -> HeaderMap {
         let mut headers = self.config.default_headers().clone();
-        if let Some(value) = user.and_then(|user| header::HeaderValue::from_str(&basic(user)).ok()) {
+        if let Some(value) = user.and_then(|user| header::HeaderValue::from_str(&credentials(user)).ok()) {
             headers.insert(header::AUTHORIZATION, value);
         }
         headers
@@ -164,7 +165,7 @@ impl Guest {
 
 fn as_user(options: CallOptions, user: Option<&str>) -> CallOptions {
     match user {
-        Some(user) => options.with_header(header::AUTHORIZATION, basic(user)),
+        Some(user) => options.with_header(header::AUTHORIZATION, credentials(user)),
         None => options,
     }
 }

@@ -9,15 +9,13 @@ mod transport;
 use std::time::Duration;
 
 use aenv_api::{Client, SandboxState};
-use aenv_guest_proto::ENVD_PORT;
 use aenv_guest_proto::wire::process::{
     CloseStdinRequest, ConnectRequest, PTY, ProcessClient, ProcessSelector, SendSignalRequest, Signal,
     StreamInputRequest, UpdateRequest, process_selector,
 };
+use aenv_guest_proto::{ENVD_PORT, OUTPUT_REPLAY, credentials};
 use aenv_model::SandboxId;
 use anyhow::Context as _;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use connectrpc::client::{CallOptions, ClientConfig};
 use connectrpc::{CompressionRegistry, ConnectError};
 use futures::Stream;
@@ -34,7 +32,7 @@ const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-access-token");
 /// Asks the agent for a sign of life after this many seconds without output.
 const PING_HEADER: HeaderName = HeaderName::from_static("keepalive-ping-interval");
 /// How much of what a process wrote before comes first.
-const REPLAY_HEADER: HeaderName = HeaderName::from_static("output-replay-bytes");
+const REPLAY_HEADER: HeaderName = HeaderName::from_static(OUTPUT_REPLAY);
 /// Well below the time after which a session counts as lost.
 const PING_SECONDS: HeaderValue = HeaderValue::from_static("5");
 
@@ -104,7 +102,7 @@ impl Guest {
     pub(crate) async fn start(&self, program: Program) -> Result<Events, ConnectError> {
         let mut options = following();
         if let Some(user) = &program.user {
-            options = options.with_header(header::AUTHORIZATION, basic(user));
+            options = options.with_header(header::AUTHORIZATION, credentials(user));
         }
         if let Some(limit) = program.limit {
             options = options.with_timeout(limit + SLACK);
@@ -168,11 +166,6 @@ impl Guest {
 /// Selects a process by pid.
 pub(crate) fn selector(pid: u32) -> ProcessSelector {
     ProcessSelector { selector: Some(process_selector::Selector::Pid(pid)), ..Default::default() }
-}
-
-/// The agent takes the user from basic credentials without a password.
-fn basic(user: &str) -> String {
-    format!("Basic {}", STANDARD.encode(format!("{user}:")))
 }
 
 fn following() -> CallOptions {

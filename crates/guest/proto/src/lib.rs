@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod boot;
+mod call;
 mod init;
 mod process;
 /// Generated from `proto/`: messages, service traits and clients of the envd services.
@@ -13,6 +14,7 @@ pub mod wire {
 }
 
 pub use boot::{BootParams, ParseBootParamsError};
+pub use call::{OUTPUT_GRACE, OUTPUT_REPLAY, credentials};
 pub use init::InitRequest;
 pub use process::{MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, StreamProblem, Told};
 

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use aenv_api::{ContentEncoding, ExecuteRequest, Executed, WriteFileRequest, WrittenFile};
-use aenv_guest_proto::{ENVD_PORT, MESSAGES, NewProcess, ProcessEnd, ProcessReader, Refusal, Told};
+use aenv_guest_proto::{
+    ENVD_PORT, MESSAGES, NewProcess, OUTPUT_GRACE, ProcessEnd, ProcessReader, Refusal, Told, credentials,
+};
 use aenv_orchestrator::SandboxInfo;
 use aenv_proxy::{Target, Via};
 use axum::Json;
@@ -14,7 +16,6 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::alphabet::STANDARD as ALPHABET;
-use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use futures::StreamExt as _;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -32,7 +33,7 @@ const TIMEOUT_LIMIT: u32 = 3600;
 /// How long the agent may take beyond a command's time to say that it is over.
 const GRACE: Duration = Duration::from_secs(10);
 /// For how long those are heard that a command leaves running: its caller waits for the command, not for them.
-const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+const LISTEN_ON: Duration = Duration::from_secs(1);
 /// Bytes of output that are kept, of each kind.
 const OUTPUT_LIMIT: usize = 8 << 20;
 /// Largest answer of the agent that is read whole.
@@ -61,10 +62,9 @@ pub(super) async fn execute(
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MESSAGES));
     headers.insert("connect-protocol-version", HeaderValue::from_static("1"));
     headers.insert("connect-timeout-ms", HeaderValue::from(timeout.as_millis() as u64));
-    headers.insert("output-grace-ms", HeaderValue::from(OUTPUT_GRACE.as_millis() as u64));
+    headers.insert(OUTPUT_GRACE, HeaderValue::from(LISTEN_ON.as_millis() as u64));
     if let Some(user) = user {
-        let credentials = format!("Basic {}", STANDARD.encode(format!("{user}:")));
-        headers.insert(header::AUTHORIZATION, header_value("user", &credentials)?);
+        headers.insert(header::AUTHORIZATION, header_value("user", &credentials(&user))?);
     }
     let call = Call { method: Method::POST, path: "/process.Process/Start".to_owned(), headers };
     let answer = ask(&app, &info, call, Body::from(process.request())).await?;
@@ -280,6 +280,8 @@ fn status_of(code: &str) -> StatusCode {
 
 #[cfg(test)]
 mod tests {
+    use base64::engine::general_purpose::STANDARD;
+
     use super::*;
 
     fn told(messages: &[(u8, serde_json::Value)]) -> Body {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aenv_guest_proto::wire::process as wire;
+use aenv_guest_proto::{OUTPUT_GRACE, OUTPUT_REPLAY};
 use connectrpc::{ConnectError, InboundStream, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream};
 use futures::StreamExt as _;
 use nix::sys::signal::Signal;
@@ -97,7 +98,7 @@ impl wire::Process for ProcessService {
         request: ServiceRequest<'_, wire::ConnectRequest>,
     ) -> ServiceResult<ServiceStream<wire::ConnectResponse>> {
         Envd::check_rpc_user(&ctx)?;
-        let replay = number(&ctx, "output-replay-bytes")?.map_or(usize::MAX, |bytes| bytes as usize);
+        let replay = number(&ctx, OUTPUT_REPLAY)?.map_or(usize::MAX, |bytes| bytes as usize);
         let request = request.to_owned_message();
         let selector = read_selector(request.process.as_option())?;
         let process = self.envd.processes.find_or_recall(&selector).ok_or_else(|| not_found(&selector))?;
@@ -114,7 +115,7 @@ impl wire::Process for ProcessService {
     ) -> ServiceResult<ServiceStream<wire::StartResponse>> {
         // The library takes an unreadable timeout for none: that would be a process that nothing ends.
         number(&ctx, "connect-timeout-ms")?;
-        let output_grace = number(&ctx, "output-grace-ms")?.map(Duration::from_millis);
+        let output_grace = number(&ctx, OUTPUT_GRACE)?.map(Duration::from_millis);
         let (program, config) = self.program(&ctx, request.to_owned_message())?;
         let pace = Pace::of(&ctx);
         let limits = Limits { deadline: pace.deadline, output_grace };
